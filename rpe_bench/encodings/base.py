@@ -1,0 +1,236 @@
+"""What an encoding is, and the five places at which a position can enter a Transformer.
+
+Shapes, here and in every encoding:
+
+    B  batch        T  tokens             D  model width     A  axes of a position (1 for text, 2 for a grid)
+    H  heads        K  width of a head    Q  rows (queries)  S  columns (keys)
+
+Signs: an *offset* is key position minus query position, j - i, so the past is negative. A *distance* is its absolute value.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The model that an encoding serves; everything that an encoding may size itself by."""
+
+    dim: int
+    heads: int
+    train_length: int
+    """The longest sequence trained on, in tokens."""
+    max_length: int
+    """The longest sequence that will be evaluated, in tokens."""
+    causal: bool
+    layers: int = 1
+    axes: int = 1
+    layer: int = 0
+    """The layer served, where there is one module a layer."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+@dataclass(frozen=True)
+class Context:
+    """The circumstances of one attention call: which rows and columns, at which positions, and what lies behind q and k.
+
+    positions   of all tokens: None, that is 0..T-1; or (T,), (B, T) or (B, T, A)
+    length      T
+    causal      whether a token sees later ones; by index, whatever the positions
+    rows        the queries at hand, where a long sequence is taken in chunks of rows
+    x_BTD       the layer's normalised input, for gates and rotations that depend on data
+    tokens_BT   the token ids, for encodings that read them
+    project     the layer's own query and key projections applied to vectors (..., D), giving two (..., H, K); for
+                encodings that share them with the content
+    content     the scaled logits of content (B, H, Q, S) before any bias, for encodings that count by them
+    memo        what layers may share within one forward pass; never outlives it
+    """
+
+    length: int
+    causal: bool
+    positions: Tensor | None = None
+    rows: slice = field(default_factory=lambda: slice(None))  # a slice is unhashable before Python 3.12
+    device: torch.device = torch.device("cpu")
+    x_BTD: Tensor | None = None
+    tokens_BT: Tensor | None = None
+    project: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    content_BHQS: Tensor | None = None
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def with_(self, **changes: Any) -> "Context":
+        return replace(self, **changes)
+
+    @property
+    def key_positions(self) -> Tensor:
+        """(S,), (B, S) or (B, S, A)."""
+        return positions_or_default(self.positions, self.length, self.device)
+
+    @property
+    def query_positions(self) -> Tensor:
+        """(Q,), (B, Q) or (B, Q, A): the rows at hand."""
+        positions = self.key_positions
+        return positions[self.rows] if positions.dim() == 1 else positions[:, self.rows]
+
+    @property
+    def offset(self) -> Tensor:
+        """Key position minus query position: (Q, S), (B, Q, S) or (B, Q, S, A)."""
+        queries, keys = self.query_positions, self.key_positions
+        if keys.dim() == 1:
+            return keys[None, :] - queries[:, None]
+        return keys[:, None] - queries[:, :, None]
+
+    @property
+    def hidden_QS(self) -> Tensor | None:
+        """True where a key lies after the query in the sequence; None where nothing is hidden."""
+        if not self.causal:
+            return None
+        index = torch.arange(self.length, device=self.device)
+        return index[None, :] > index[self.rows, None]
+
+
+def positions_or_default(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, device=device) if positions is None else positions
+
+
+class Encoding(nn.Module):
+    """No position at all, and the base of every encoding: override the places that the paper changes, and no others.
+
+    `embed`    on the embeddings, once, below the first layer
+    `rotate`   on queries and keys, in every layer
+    `content`  the logits of content (an encoding that transports keys to queries replaces them)
+    `bias`     added to the scaled logits; a term that its paper scales, scales itself
+    `value`    on the mixed values
+    `scale`    the softmax scale, an attribute
+
+    Subclasses declare what is true of them, and the tests hold them to it.
+    """
+
+    translation_invariant: ClassVar[bool] = True
+    """Logits stay the same when every position shifts by a constant."""
+    prefix_consistent: ClassVar[bool] = True
+    """The logits of a prefix do not depend on what follows it."""
+    causal_only: ClassVar[bool] = False
+    """Has no meaning where a token sees later ones."""
+    needs_tokens: ClassVar[bool] = False
+    """Reads token ids."""
+    axes: ClassVar[int | None] = 1
+    """Columns of a position that it takes; None for any number."""
+
+    longest: int | None = None
+    """The longest sequence that it can represent, in tokens; None without limit."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.scale = geometry.head_dim**-0.5
+
+    @classmethod
+    def build(cls, geometry: Geometry, **parameters: Any) -> list["Encoding"]:
+        """The modules of a model: one for all layers where `shared` is not among the parameters or true, else one a layer.
+
+        Override it for mixtures (layers that alternate) and for parts that layers share.
+        """
+        if parameters.get("shared", True):
+            return [cls(geometry, **parameters)]
+        return [cls(replace(geometry, layer=layer), **parameters) for layer in range(geometry.layers)]
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw the initial values of the encoding's own parameters; nothing to draw here."""
+
+    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
+        return x_BTD
+
+    def rotate(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, positions: Tensor | None = None, context: Context | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """May change the width of q and k, together."""
+        return q_BHTK, k_BHTK
+
+    def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        """scale * q.k, (B, H, Q, S)."""
+        return (q_BHQK * self.scale) @ k_BHSK.mT
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor | None:
+        """Broadcastable to (B, H, Q, S), or None."""
+        return None
+
+    def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
+        """The mixed values, (B, H, Q, K)."""
+        return weights_BHQS @ v_BHSK
+
+    @classmethod
+    def changes(cls) -> list[str]:
+        """The places that the class overrides."""
+        return [place for place in ("embed", "rotate", "content", "bias", "value") if cls._overrides(place)]
+
+    @classmethod
+    def _overrides(cls, *places: str) -> bool:
+        return any(getattr(cls, place) is not getattr(Encoding, place) for place in places)
+
+
+class DistanceBias(Encoding):
+    """A bias that depends on the offset j - i alone: define `of_offset`, and every attention path follows."""
+
+    @abstractmethod
+    def of_offset(self, offset: Tensor) -> Tensor:
+        """Offsets j - i of any shape, integers or float64, to biases (*offset.shape, H), or (..., 1) for all heads."""
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        offset = context.offset.squeeze(-1) if context.offset.dim() == 4 else context.offset
+        return self.of_offset(offset).movedim(-1, -3).to(q_BHQK.dtype)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the biases change in training."""
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    def of_all_offsets(self, length: int, causal: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The biases of the offsets -(T-1)..T-1, (H, 2T-1) or (1, 2T-1); minus infinity in the future of a causal model."""
+        offset = torch.arange(1 - length, 1 if causal else length, device=device)
+        past = self.of_offset(offset).mT.to(dtype)
+        if not causal:
+            return past.contiguous()
+        return torch.nn.functional.pad(past, (0, length - 1), value=-math.inf)
+
+
+class Cache:
+    """The last tables of a module, by a key that names everything they depend on.
+
+    A plain attribute rather than a buffer: casting or moving the module must not touch tables that were built in float64
+    and rounded once, and a module built on the meta device has nothing to initialise.
+    """
+
+    def __init__(self, entries: int = 64) -> None:
+        self._entries = entries
+        self._tables: dict[Any, Tensor] = {}
+
+    def get(self, key: Any, build: Callable[[], Tensor]) -> Tensor:
+        if key not in self._tables:
+            if len(self._tables) >= self._entries:
+                self._tables.pop(next(iter(self._tables)))
+            # A table made under inference mode could not take part in a later training step.
+            with torch.inference_mode(False), torch.no_grad():
+                self._tables[key] = build()
+        return self._tables[key]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._entries,)
+
+
+def check_choice(name: str, given: object, *allowed: object) -> None:
+    """Raise ValueError, naming both, where an option is not among its choices."""
+    if given not in allowed:
+        raise ValueError(f"{name}={given} is not one of {', '.join(map(str, allowed))}")

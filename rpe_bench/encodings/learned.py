@@ -1,0 +1,58 @@
+"""Learned absolute positions: Devlin et al. 2018, BERT (arXiv 1810.04805); Gehring et al. 2017 (arXiv 1705.03122)."""
+
+import torch
+from torch import Tensor, nn
+
+from rpe_bench.encodings.base import Encoding, Geometry
+from rpe_bench.encodings.sinusoidal import combine_with_tokens, drop_axis, position_width
+
+
+class Learned(Encoding):
+    """x_p <- x_p + E[p], or the last `width` features of x_p <- E[p] (combine=concatenate), E a table (size, D).
+
+    The table covers the longest evaluated sequence unless `size` says otherwise. Rows that training never reaches stay
+    as they were drawn from N(0, std^2): that is what "learned positions do not extrapolate" means. A position beyond the
+    table is an error.
+    """
+
+    translation_invariant = False
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        size: int | None = None,
+        std: float = 0.02,
+        combine: str = "add",
+        width: int | None = None,
+    ) -> None:
+        super().__init__(geometry)
+        if size is not None and size < 1:
+            raise ValueError(f"size={size} must be at least 1")
+        if std < 0:
+            raise ValueError(f"std={std} must not be negative")
+        self.longest = geometry.max_length if size is None else size
+        self.std = std
+        self.combine = combine
+        self.table_LD = nn.Parameter(torch.empty(self.longest, position_width(geometry, combine, width)))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        self.table_LD.normal_(0, self.std, generator=generator)
+
+    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
+        size = len(self.table_LD)
+        if positions is None:
+            last = x_BTD.shape[1] - 1
+            table = self.table_LD[: last + 1]
+        else:
+            if positions.is_floating_point():
+                raise ValueError("a learned table has rows for whole positions only, and was given fractions")
+            first, last = (int(value) for value in positions.aminmax())
+            if first < 0:
+                raise ValueError(f"position {first} lies before a learned table, which begins at 0")
+            table = None
+        if last >= size:
+            raise ValueError(f"position {last} lies beyond a learned table of {size} rows, 0 to {size - 1}")
+        if table is None:
+            table = nn.functional.embedding(drop_axis(positions), self.table_LD)
+        return combine_with_tokens(x_BTD, table.to(x_BTD.dtype), self.combine)

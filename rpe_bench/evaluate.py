@@ -1,0 +1,116 @@
+"""Held-out loss and accuracy by length, by position and by what the task slices its examples by."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from rpe_bench.model import Transformer
+from rpe_bench.tasks.base import IGNORE, Batch
+
+TOKENS_AT_ONCE = 2**14
+"""Tokens of a forward pass in evaluation: bounds memory, whatever the length."""
+
+
+def answer_logits(model: Transformer, batch: Batch) -> Tensor:
+    """The logits that the targets are held against: (B, T, C), or (B, 1, C) where the task sums several positions."""
+    logits_BTC = model(batch.tokens_BT, batch.positions)
+    if batch.readout_BP is None:
+        return logits_BTC
+    index_BPC = batch.readout_BP[..., None].expand(-1, -1, logits_BTC.shape[-1])
+    return logits_BTC.gather(1, index_BPC).sum(1, keepdim=True)
+
+
+def loss_of(model: Transformer, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the scored tokens, in nats."""
+    return cross_entropy(answer_logits(model, batch).flatten(0, 1).float(), batch.targets_BT.flatten(), ignore_index=IGNORE)
+
+
+@dataclass
+class Scores:
+    """The rows of one length, by the name of the table that they belong to."""
+
+    evaluation: dict[str, float]
+    positions: list[dict[str, float]] = field(default_factory=list)
+    slices: list[dict[str, float | str]] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def score(model: Transformer, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Per token of the targets: loss in nats (float64), whether the likeliest answer is right, whether it is scored."""
+    model.eval()
+    length = batch.tokens_BT.shape[1]
+    at_once = max(1, TOKENS_AT_ONCE // length)
+    losses, right = [], []
+    for start in range(0, len(batch), at_once):
+        part = batch.rows(slice(start, start + at_once)).to(device)
+        logits = answer_logits(model, part).float()
+        loss = cross_entropy(logits.mT, part.targets_BT, ignore_index=IGNORE, reduction="none")
+        losses.append(loss.double().cpu())
+        right.append((logits.argmax(-1) == part.targets_BT).cpu())
+    return torch.cat(losses), torch.cat(right), batch.targets_BT != IGNORE
+
+
+def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tensor, chance: float) -> Scores:
+    """Tables of one length from per-token scores (all (B, T); loss is zero where not scored).
+
+    `exact_match` is the share of examples whose scored tokens are all right. Teacher-forced and free-running greedy
+    decoding agree on it: the first error comes at the same place, since everything before it is the same.
+    """
+    right = right & scored
+    tokens = int(scored.sum())
+    mean = float(loss.sum()) / tokens
+    evaluation = {
+        "length": size,
+        "examples": len(batch),
+        "tokens": tokens,
+        "loss": mean,
+        "perplexity": _exp(mean),
+        "token_accuracy": float(right.sum()) / tokens,
+        "exact_match": float((right | ~scored).all(1).double().mean()),
+    }
+    scores = Scores(evaluation)
+
+    # A task that sums several positions has no single one to report its answer by.
+    if batch.readout_BP is None:
+        counts_T, losses_T, rights_T = scored.sum(0), loss.sum(0), right.sum(0)
+        for position in counts_T.nonzero().flatten().tolist():
+            count = int(counts_T[position])
+            mean = float(losses_T[position]) / count
+            scores.positions.append(
+                {
+                    "length": size,
+                    "position": position,
+                    "tokens": count,
+                    "loss": mean,
+                    "perplexity": _exp(mean),
+                    "accuracy": float(rights_T[position]) / count,
+                }
+            )
+
+    for name, values_B in batch.slices.items():
+        for value in values_B.unique().tolist():
+            chosen = values_B == value
+            count = int(scored[chosen].sum())
+            scores.slices.append(
+                {
+                    "length": size,
+                    "slice": name,
+                    "value": value,
+                    "examples": int(chosen.sum()),
+                    "tokens": count,
+                    "loss": float(loss[chosen].sum()) / count,
+                    "accuracy": float(right[chosen].sum()) / count,
+                }
+            )
+
+    frequencies = batch.targets_BT[scored].bincount()
+    scores.baselines = {"length": size, "chance": chance, "majority": int(frequencies.max()) / tokens}
+    return scores
+
+
+def _exp(loss: float) -> float:
+    """Perplexity; infinite rather than an OverflowError for a model that is certain and wrong."""
+    return float(torch.tensor(loss, dtype=torch.float64).exp())

@@ -1,0 +1,105 @@
+"""A pre-norm Transformer on one page; a causal decoder or a bidirectional encoder, under any positional encoding.
+
+Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from rpe_bench.attention import attend
+from rpe_bench.encodings.base import Context, Encoding
+from rpe_bench.seeds import torch_stream
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        context = context.with_(x_BTD=x_BTD, project=self.project)
+        # Under autocast the projections are bfloat16; attention itself stays in float32, which is faster on a CPU and
+        # keeps positions exact.
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            mixed_BHTK = attend(encoding, q.to(x_BTD.dtype), k.to(x_BTD.dtype), v.to(x_BTD.dtype), context)
+        return self.out(mixed_BHTK.transpose(1, 2).flatten(2))
+
+    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors (..., D) through this layer's query and key projections: two (..., H, K)."""
+        weight_q, weight_k, _ = self.qkv.weight.chunk(3)
+        return tuple(nn.functional.linear(vectors, w).unflatten(-1, (self.heads, -1)) for w in (weight_q, weight_k))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, context)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class Transformer(nn.Module):
+    """Token ids (B, T) to logits (B, T, C).
+
+    Args:
+        vocabulary: input token types, V.
+        classes: answers, C.
+        encodings: from `Encoding.build`: one module that serves all layers, or one a layer.
+        embedding_std: standard deviation of the token embeddings as drawn. A position that is added has a scale of its own
+            (a sinusoid has 0.71), so that this sets how loud it is beside the token.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        classes: int,
+        layers: int,
+        dim: int,
+        heads: int,
+        causal: bool,
+        encodings: list[Encoding],
+        embedding_std: float = 2.0,
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.embedding_std = embedding_std
+        self.tokens = nn.Embedding(vocabulary, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+        self.answers = nn.Linear(dim, classes, bias=False)
+        self.encodings = nn.ModuleList(encodings)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Draw all weights. The trunk and the encoding have streams of their own: under one seed every encoding starts
+        from the same trunk."""
+        generator = torch_stream("trunk", seed)
+        self.tokens.weight.normal_(0, self.embedding_std, generator=generator)
+        for module in (*self.blocks.modules(), self.answers):
+            if isinstance(module, nn.Linear):
+                # torch's own bound for linear layers. Logits of attention then begin near 0 even without a division by
+                # sqrt(K): from larger weights T5, which has none, begins saturated and fits late or not at all.
+                bound = module.in_features**-0.5
+                module.weight.uniform_(-bound, bound, generator=generator)
+                if module.bias is not None:
+                    module.bias.zero_()
+        generator = torch_stream("encoding", seed)
+        for encoding in self.encodings:
+            encoding.reset_parameters(generator)
+
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits (B, T, C). `positions`: None for 0..T-1, or (T,), (B, T) or (B, T, A)."""
+        x_BTD = self.encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
+        context = Context(tokens_BT.shape[1], self.causal, positions, device=x_BTD.device, tokens_BT=tokens_BT)
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, self.encodings[layer % len(self.encodings)], context)
+        return self.answers(self.norm(x_BTD))

@@ -1,0 +1,87 @@
+"""One run, as one straight line: config -> task and model -> train -> evaluate over lengths -> run directory."""
+
+import time
+from dataclasses import asdict
+
+import torch
+
+from rpe_bench.config import Config
+from rpe_bench.evaluate import Scores, score, summarise
+from rpe_bench.model import Transformer
+from rpe_bench.record import Record
+from rpe_bench.seeds import stream
+from rpe_bench.tasks.base import Task
+from rpe_bench.train import train, training_set
+
+
+def build_model(config: Config) -> Transformer:
+    """The model of a resolved config, its weights drawn from the config's seed, on the CPU."""
+    task = config.build_task()
+    assert config.model.causal is not None  # resolved
+    model = Transformer(
+        vocabulary=task.vocabulary,
+        classes=task.classes,
+        layers=config.model.layers,
+        dim=config.model.dim,
+        heads=config.model.heads,
+        causal=config.model.causal,
+        encodings=config.build_encodings(),
+        embedding_std=config.model.embedding_std,
+    )
+    model.reset_parameters(config.seed)
+    return model
+
+
+def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[dict[str, object]]]:
+    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv.
+
+    The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones.
+    """
+    assert config.evaluation.lengths is not None and config.recipe.train_length is not None  # resolved
+    longest = config.recipe.train_length
+    tables: dict[str, list[dict[str, object]]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
+
+    def add(split: str, scores: Scores) -> None:
+        tables["eval"].append(scores.evaluation | {"split": split})
+
+    for size in config.evaluation.lengths:
+        rng = stream("evaluation", config.task.name, config.evaluation.seed, size)
+        batch = task.sample(rng, config.evaluation.examples, size)
+        scores = summarise(size, batch, *score(model, batch, device), task.chance(size))
+        add("train_lengths" if size <= longest else "extrapolation", scores)
+        tables["positions"] += scores.positions
+        tables["slices"] += scores.slices
+        tables["baselines"].append(scores.baselines)
+    if (examples := training_set(task, config.seed, longest)) is not None:
+        add("training_set", summarise(longest, examples, *score(model, examples, device), task.chance(longest)))
+    return tables
+
+
+def execute(config: Config) -> None:
+    """Train and evaluate a resolved config, and keep the account of it in its run directory.
+
+    Raises:
+        FileExistsError: the run is finished already.
+        Exception: whatever went wrong, after run.json has recorded it.
+    """
+    torch.set_num_threads(config.threads)
+    device = torch.device(config.device)
+    with Record(config) as record:
+        task = config.build_task()
+        model = build_model(config).to(device)
+        record.note(
+            train_length=config.recipe.train_length,
+            train_tokens=config.train_tokens,
+            max_tokens=config.max_tokens,
+            parameters=sum(p.numel() for p in model.parameters()),
+            encoding_parameters=sum(p.numel() for p in model.encodings.parameters()),
+        )
+        started = time.perf_counter()
+        optimiser, progress = train(config, task, model, device, lambda row: record.train(asdict(row)))
+        trained = time.perf_counter()
+        record.note(train_seconds=trained - started, tokens_per_second=progress.tokens / (trained - started))
+        # Data and weights are functions of (seed, step): there is no generator whose state would have to be kept.
+        record.checkpoint({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": progress.step})
+        for name, rows in evaluate(config, task, model, device).items():
+            record.table(name, rows)
+        record.note(evaluation_seconds=time.perf_counter() - trained)

@@ -1,0 +1,389 @@
+"""Run directories -> tidy DataFrames, where no run is lost, counted twice or taken for one of another configuration."""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+import yaml
+
+_T = TypeVar("_T")
+
+FORMATS = (1,)
+"""Values of `format` in run.json that this module reads."""
+
+KEYS = {
+    "run_id": "str",
+    "task": "str",
+    "task_label": "str",
+    "encoding": "str",
+    "encoding_label": "str",
+    "recipe": "str",
+    "model": "str",
+    "seed": "int64",
+    "train_length": "int64",
+    "train_tokens": "int64",
+}
+"""Columns that every row carries, and their types."""
+
+TABLES = {
+    "eval.csv": {
+        "length": "int64",
+        "split": "str",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "token_accuracy": "float64",
+        "exact_match": "float64",
+    },
+    "positions.csv": {
+        "length": "int64",
+        "position": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "accuracy": "float64",
+    },
+    "train.csv": {
+        "step": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "lr": "float64",
+        "grad_norm": "float64",
+        "tokens_per_second": "float64",
+    },
+    "slices.csv": {
+        "length": "int64",
+        "slice": "str",
+        "value": "int64",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "accuracy": "float64",
+    },
+    "baselines.csv": {"length": "int64", "chance": "float64", "majority": "float64"},
+}
+"""Columns that each file of a run must have, and their types; it may have more."""
+
+STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign")
+"""What a directory under runs/ can be; only what is finished is averaged."""
+
+NOT_COMPARED = {"seed", "results_dir", "logger", "sweep", "evaluation.multiples"}
+"""Keys whose difference doesn't set two runs apart: `evaluation.lengths` already says what the multiples came to."""
+
+EXECUTION = {"device", "threads"}
+"""Keys that change a number by rounding alone: they set runs apart only where a seed would otherwise count twice."""
+
+DERIVED = {"evaluation.lengths": "recipe.train_length"}
+"""Key -> the key that it usually follows from, and then is not shown beside."""
+
+
+class ReportError(ValueError):
+    """There is nothing to report; the message is one line that names the directory."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of one results directory.
+
+    runs         one row a directory under runs/, whatever it is: directory, status (of STATUSES), reason (why it is not
+                 averaged), the columns of KEYS and what else run.json records
+    evaluations  finished runs alone from here on: KEYS, the columns of eval.csv and ratio = length / train_length
+    positions    KEYS, the columns of positions.csv and ratio
+    training     KEYS and the columns of train.csv
+    slices       KEYS, the columns of slices.csv and ratio
+    baselines    KEYS, the columns of baselines.csv and ratio
+
+    `task_label` names what may share a panel: the task, and behind it whatever else about task, model, recipe or
+    evaluation differs among its runs. `encoding_label` names what is one line there, in the same way. Runs with both
+    labels the same differ in their seed alone.
+    """
+
+    runs: pd.DataFrame
+    evaluations: pd.DataFrame
+    positions: pd.DataFrame
+    training: pd.DataFrame
+    slices: pd.DataFrame
+    baselines: pd.DataFrame
+
+    @property
+    def task_labels(self) -> list[str]:
+        """In the order in which they are shown."""
+        return in_order(self.evaluations["task_label"])
+
+    @property
+    def encoding_labels(self) -> list[str]:
+        """In the order in which they are shown."""
+        return in_order(self.evaluations["encoding_label"])
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Each label once, alphabetically with numbers by value: base=10000 comes before base=500000."""
+
+    def key(label: str) -> list[tuple[int, str]]:
+        # A number sorts by its digits' count, then by its digits: exact, whatever its size.
+        return [(len(part), part) if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", label)]
+
+    return sorted(set(labels), key=lambda label: (key(label.casefold()), label))
+
+
+@dataclass
+class _Run:
+    """One directory under runs/; config is flat: dotted key -> the value as it is shown."""
+
+    directory: str
+    status: str
+    reason: str = ""
+    record: dict[str, object] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    task_label: str = ""
+    encoding_label: str = ""
+
+
+def load_results(results_dir: str | Path) -> Results:
+    """Read every directory under RESULTS_DIR/runs. ReportError where there is no such place.
+
+    A directory that can't be used is a row of `runs` with its status and reason, and has no row elsewhere.
+    """
+    root = Path(results_dir) / "runs"
+    if not root.is_dir():
+        raise ReportError(f"no runs in {results_dir}: there is no directory {root}")
+    # Hidden directories are of tools and editors, and of whoever is writing a run that has no name yet.
+    directories = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    runs = [_read(directory) for directory in directories]
+    _label([run for run in runs if run.status == "finished"])
+
+    return Results(_overview(runs), *(_table(runs, name) for name in TABLES))
+
+
+def _read(directory: Path) -> _Run:
+    run = _Run(directory.name, "foreign", "no run.json")
+    path = directory / "run.json"
+    if not path.exists():
+        if (directory / "config.yaml").exists():
+            run.status, run.reason = "unfinished", "no run.json yet"
+        return run
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or not {"run_id", "status"} <= record.keys():
+            run.reason = "run.json is not the record of a run"
+            return run
+        run.record = record
+        if record.get("format") not in FORMATS:
+            run.status = "other format"
+            run.reason = f"results format {record.get('format')}, where this version reads {FORMATS[-1]}"
+            return run
+        path = directory / "config.yaml"
+        # A run that has only just started has none.
+        if path.exists() or record["status"] == "finished":
+            # The C loader is ten times as fast, and in every wheel of PyYAML.
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            run.config = flatten(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
+        if record["status"] == "finished":
+            _check_keys(run)
+            for name, columns in TABLES.items():
+                path = directory / name
+                run.tables[name] = _csv(path, columns)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
+        return run
+    if record["status"] == "finished":
+        run.status, run.reason = "finished", ""
+    elif record["status"] == "failed":
+        exception = record.get("exception")
+        if isinstance(exception, Mapping):
+            exception = f"{exception.get('type')}: {exception.get('message')}"
+        run.status, run.reason = "failed", _first_line(exception)
+    else:
+        run.status, run.reason = "unfinished", f"run.json says {record['status']}"
+    return run
+
+
+def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
+    # An encoding named "null" or "nan" is a name; only numbers can be missing.
+    missing_values = {column: ["nan", ""] for column, kind in columns.items() if kind == "float64"}
+    frame = pd.read_csv(path, dtype=columns, keep_default_na=False, na_values=missing_values)
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise ValueError(f"no column {', '.join(missing)}")
+    if path.name == "eval.csv" and frame.empty:
+        raise ValueError("no rows")
+    return frame
+
+
+def _check_keys(run: _Run) -> None:
+    """Raise ValueError where the record of a finished run lacks what every row carries."""
+    for key, value in _keys(run).items():
+        if value is None:
+            raise ValueError(f"no {key}, here or in run.json")
+
+
+def _keys(run: _Run) -> dict[str, object]:
+    """The columns of KEYS; None where a run that isn't finished doesn't have one."""
+    seed = run.config.get("seed", "")
+    return {
+        "run_id": run.record.get("run_id"),
+        "task": run.config.get("task.name"),
+        "task_label": run.task_label,
+        "encoding": run.config.get("encoding.name"),
+        "encoding_label": run.encoding_label,
+        "recipe": run.config.get("recipe.name"),
+        "model": run.config.get("model.name"),
+        "seed": int(seed) if seed.isdigit() else None,
+        "train_length": _integer(run.record.get("train_length")),
+        "train_tokens": _integer(run.record.get("train_tokens")),
+    }
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+_COUNTED = ("threads", "parameters", "encoding_parameters", "max_tokens", "peak_memory_bytes")
+_RECORDED = (
+    *("device", "seconds", "train_seconds", "evaluation_seconds", "tokens_per_second"),
+    *("started", "finished", "commit", "dirty"),
+)
+
+
+def _overview(runs: list[_Run]) -> pd.DataFrame:
+    rows = []
+    for run in runs:
+        counted = {name: _integer(run.record.get(name)) for name in _COUNTED}
+        recorded = {name: run.record.get(name) for name in _RECORDED}
+        about = {"directory": run.directory, "status": run.status, "reason": run.reason}
+        rows.append({**about, **_keys(run), **counted, **recorded})
+    overview = pd.DataFrame(rows, columns=["directory", "status", "reason", *KEYS, *_COUNTED, *_RECORDED])
+    # Nullable, so that a run without a number doesn't make floats of the others'.
+    integers = [*_COUNTED, *(key for key, kind in KEYS.items() if kind == "int64")]
+    return overview.astype(dict.fromkeys(integers, "Int64"))
+
+
+def _table(runs: list[_Run], name: str) -> pd.DataFrame:
+    """The rows of one file of all finished runs, each with the columns of KEYS."""
+    used = [run for run in runs if run.status == "finished"]
+    if not used:
+        frame = pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in {**KEYS, **TABLES[name]}.items()})
+    else:
+        keys = pd.DataFrame([_keys(run) for run in used]).astype(KEYS)
+        rows = pd.concat([run.tables[name] for run in used], keys=range(len(used)), names=["run", None])
+        frame = keys.loc[rows.index.get_level_values("run")].reset_index(drop=True)
+        frame = pd.concat([frame, rows.reset_index(drop=True)], axis="columns")
+    if "length" in frame:
+        frame["ratio"] = frame["length"] / frame["train_length"]
+    return frame
+
+
+# What sets runs apart
+
+
+def _label(runs: list[_Run]) -> None:
+    """Give finished runs their labels, so that no two with the same ones have the same seed.
+
+    The first of several runs that agree in everything stays, the others become duplicates.
+    """
+    for task in _grouped(runs, lambda run: run.config["task.name"]):
+        for run, variant in zip(task, variants([_part(run, _about_task) for run in task]), strict=True):
+            run.task_label = labelled(run.config["task.name"], variant)
+    for encoding in _grouped(runs, lambda run: run.config["encoding.name"]):
+        parts = variants([_part(run, _about_encoding) for run in encoding])
+        # Device and threads are asked only where the rest leaves one seed in twice.
+        execution = {run.directory: "" for run in encoding}
+        for line in _grouped(list(zip(encoding, parts, strict=True)), lambda pair: (pair[0].task_label, pair[1])):
+            same = [run for run, _ in line]
+            if len({run.config["seed"] for run in same}) < len(same):
+                by_execution = variants([_part(run, EXECUTION.__contains__) for run in same])
+                execution.update((run.directory, variant) for run, variant in zip(same, by_execution, strict=True))
+        for run, part in zip(encoding, parts, strict=True):
+            variant = ", ".join(text for text in (part, execution[run.directory]) if text)
+            run.encoding_label = labelled(run.config["encoding.name"], variant)
+    for same in _grouped(runs, lambda run: (run.task_label, run.encoding_label, run.config["seed"])):
+        for run in same[1:]:
+            run.status, run.reason = "duplicate", f"the seed and configuration of {same[0].directory}"
+
+
+def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """What sets each flat configuration apart from the others: "" or such as "combine=concatenate, causal=False".
+
+    Equal texts mean equal configurations. Of keys that differ, one that follows from the section's name (`model.dim`
+    from `model.name`) isn't shown, and a key is shown by its last part where that is clear.
+    """
+
+    def values(key: str) -> list[str]:
+        return [config.get(key, "unset") for config in configs]
+
+    differing = [key for key in sorted({key for c in configs for key in c}) if len(set(values(key))) > 1]
+
+    def follows(key: str) -> bool:
+        by = DERIVED.get(key, f"{key.split('.')[0]}.name")
+        if by == key or by not in differing:
+            return False
+        return len(set(zip(values(by), values(key), strict=True))) == len(set(values(by)))
+
+    # The name of a model or a recipe explains the most, a list of lengths the least.
+    shown = sorted(
+        (key for key in differing if not follows(key)), key=lambda k: (not k.endswith(".name"), k in DERIVED)
+    )
+    short = {key: key.removesuffix(".name").split(".")[-1] for key in shown}
+    names = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
+    return [", ".join(f"{names[key]}={config.get(key, 'unset')}" for key in shown) for config in configs]
+
+
+def labelled(name: str, variant: str) -> str:
+    """`rope`, or `rope (base=500000)`."""
+    return f"{name} ({variant})" if variant else name
+
+
+def flatten(config: object, prefix: str = "") -> dict[str, str]:
+    """A nested configuration as dotted key -> text; different values have different texts, and 1.0 is written 1."""
+    if not isinstance(config, Mapping):
+        if not prefix:
+            raise ValueError("not a mapping")
+        return {prefix: _text(config)}
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float) and math.isfinite(value):
+        short = f"{value:.12g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, list):
+        return f"[{','.join(_text(item) for item in value)}]"
+    return str(value)
+
+
+def _part(run: _Run, wanted: Callable[[str], bool]) -> dict[str, str]:
+    return {key: value for key, value in run.config.items() if wanted(key)}
+
+
+def _about_encoding(key: str) -> bool:
+    return key.startswith("encoding.")
+
+
+def _about_task(key: str) -> bool:
+    """Everything that isn't the encoding and could change a number, so that a key of the future sets runs apart too."""
+    unimportant = NOT_COMPARED | EXECUTION
+    return not _about_encoding(key) and key not in unimportant and key.split(".")[0] not in unimportant
+
+
+def _grouped(items: list[_T], key: Callable[[_T], object]) -> list[list[_T]]:
+    groups: defaultdict[object, list[_T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return list(groups.values())
+
+
+def _first_line(message: object) -> str:
+    return (str(message).splitlines() or [""])[0]

@@ -1,0 +1,143 @@
+"""Tables: tidy ones for the next program, wide ones for a reader."""
+
+import numpy as np
+import pandas as pd
+
+from rpe_bench.report.load import STATUSES, Results, in_order
+from rpe_bench.report.statistics import LINE, POINT, over_seeds, over_seeds_effective
+
+THRESHOLD = 0.9
+"""Exact match that counts as still holding in the effective length."""
+
+
+def accuracy_table(results: Results) -> pd.DataFrame:
+    """One row for each task, encoding, split and length: statistics of token accuracy and exact match over seeds.
+
+    Columns: task_label, encoding_label, length, ratio, split, n, token_accuracy_{mean,min,max,low,high}, the same of
+    exact_match, chance, majority. low and high bound the bootstrap 95 % interval of the mean: too narrow with few
+    seeds, missing with one.
+    """
+    by = (*POINT, "split")
+    measures = []
+    for metric in ("token_accuracy", "exact_match"):
+        summary = over_seeds(results.evaluations, metric, by, np.random.default_rng(0)).set_index([*by, "n"])
+        measures.append(summary.add_prefix(f"{metric}_"))
+    table = pd.concat(measures, axis="columns").reset_index()
+    on = ["task_label", "length", "ratio"]
+    return table.merge(baseline_table(results), on=on, how="left", validate="many_to_one")
+
+
+def baseline_table(results: Results) -> pd.DataFrame:
+    """Chance and majority of each task and length: task_label, length, ratio, chance, majority.
+
+    The runs behind one task label are scored on the same examples, so that any of them says the same.
+    """
+    by = ["task_label", "length", "ratio"]
+    return results.baselines.groupby(by, sort=True)[["chance", "majority"]].first().reset_index()
+
+
+def effective_table(results: Results) -> pd.DataFrame:
+    """`statistics.over_seeds_effective` at the threshold of 0.9."""
+    return over_seeds_effective(results.evaluations, THRESHOLD)
+
+
+def wide_tables(results: Results, times: str = "x") -> dict[str, pd.DataFrame]:
+    """For each task label a table of text for a reader: token accuracy, rows of encodings, columns of ratios.
+
+    The columns are `0.5x` and so on (times: what stands behind the number), `training set` for a task that has one, and
+    `seeds`; the last two rows are chance and majority.
+    """
+    table = accuracy_table(results)
+    wide = {}
+    for task in results.task_labels:
+        rows = table[table["task_label"] == task]
+        tested = rows[rows["split"] != "training_set"]
+        ratios = sorted(tested["ratio"].unique())
+        columns = {f"{ratio:.4g}{times}": tested[tested["ratio"] == ratio] for ratio in ratios}
+        cells = {name: _cells(part, "token_accuracy_mean") for name, part in columns.items()}
+        trained = rows[rows["split"] == "training_set"]
+        if len(trained):
+            cells["training set"] = _cells(trained, "token_accuracy_mean")
+        encodings = in_order(rows["encoding_label"])
+        frame = pd.DataFrame(cells, index=encodings)
+        seeds = rows.groupby("encoding_label")["n"].max()
+        frame["seeds"] = [str(seeds[encoding]) for encoding in encodings]
+        for baseline in ("chance", "majority"):
+            frame.loc[baseline] = {name: f"{part[baseline].iloc[0]:.3f}" for name, part in columns.items()}
+        wide[task] = frame.fillna("")
+    return wide
+
+
+def _cells(rows: pd.DataFrame, column: str) -> pd.Series:
+    return rows.set_index("encoding_label")[column].map("{:.3f}".format)
+
+
+def trained_up_to(rows: pd.DataFrame) -> str:
+    """`trained up to 16`; with several training lengths, all of them."""
+    lengths = sorted(rows["train_length"].unique())
+    return f"trained up to {' and '.join(str(length) for length in lengths)}"
+
+
+def count_seeds(rows: pd.DataFrame) -> str:
+    """`3 seeds`, or `1 to 3 seeds` where the lines among the rows have different numbers of them."""
+    counts = rows.groupby(list(LINE))["seed"].nunique()
+    fewest, most = counts.min(), counts.max()
+    return f"{'' if fewest == most else f'{fewest} to '}{most} seed{'s' if most > 1 else ''}"
+
+
+def task_caption(results: Results, task: str) -> str:
+    """What the numbers of a task's table are, in a line."""
+    rows = results.evaluations[results.evaluations["task_label"] == task]
+    seeds = count_seeds(rows)
+    return f"{trained_up_to(rows)}, {seeds if seeds == '1 seed' else f'mean of {seeds}'}"
+
+
+def text_tables(results: Results) -> str:
+    """The wide tables for a terminal, and what was left out of them."""
+    blocks = [
+        f"{task}: token accuracy by length / training length ({task_caption(results, task)})\n{frame.to_string()}"
+        for task, frame in wide_tables(results).items()
+    ]
+    return "\n\n".join([*blocks, "\n".join(notes(results))])
+
+
+def markdown_tables(results: Results) -> str:
+    """The wide tables as a Markdown page, with effective lengths, and what was left out of them."""
+    effective = effective_table(results).set_index(list(LINE))
+    blocks = ["# Token accuracy by length / training length"]
+    for task, frame in wide_tables(results, times="×").items():
+        frame = frame.copy()
+        frame["holds up to"] = [
+            _effective(effective.loc[(task, name)]) if (task, name) in effective.index else "" for name in frame.index
+        ]
+        table = frame.to_markdown(colalign=("left", *["right"] * len(frame.columns)), disable_numparse=True)
+        blocks += [f"## {task}", f"Token accuracy, {task_caption(results, task)}.", table]
+    blocks.append(
+        "*Holds up to*: the longest evaluated length up to which exact match stays at or above "
+        f"{THRESHOLD:g}, mean over seeds; ≥ where at least one seed held as far as was evaluated; 0 where it fails at "
+        "the training length."
+    )
+    blocks.append("\n".join(f"- {note}" for note in notes(results)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _effective(row: pd.Series) -> str:
+    return f"{'≥ ' if row['at_limit'] else ''}{row['mean']:.4g}"
+
+
+def notes(results: Results, named: int = 20) -> list[str]:
+    """How many runs there are of each status, and those that are in no average by name (the first few of each status).
+
+    The table of runs names all of them.
+    """
+    counts = results.runs["status"].value_counts()
+    total = len(results.runs)
+    present = [f"{counts[status]} {status}" for status in STATUSES if status in counts]
+    lines = [f"{total} run director{'ies' if total != 1 else 'y'}: {', '.join(present) or 'none to read'}"]
+    for status in STATUSES[1:]:
+        rows = results.runs[results.runs["status"] == status]
+        shown = rows.head(named)
+        lines += [f"{status}: {row.directory} ({row.reason})" for row in shown.itertuples()]
+        if len(rows) > len(shown):
+            lines.append(f"{status}: and {len(rows) - len(shown)} more")
+    return lines

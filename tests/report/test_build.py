@@ -1,0 +1,106 @@
+"""The whole report: its files, its text, and its refusals."""
+
+import pandas as pd
+import pytest
+
+from rpe_bench.report import ReportError, load_results, write_report
+from rpe_bench.report.build import file_stems
+from rpe_bench.report.tables import accuracy_table, markdown_tables, notes, text_tables, wide_tables
+
+
+@pytest.fixture
+def results_dir(fabricate):
+    for encoding in ("alibi", "rope"):
+        for seed in range(2):
+            run = fabricate("copy", encoding, seed)
+    fabricate("adjacency_tutorial", "rope", 0, training_set=True)
+    fabricate("copy", "rope", 7, status="failed")
+    fabricate("copy", "rope", 8, status="running")
+    return run.parents[1]
+
+
+def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
+    report = write_report(results_dir, tmp_path / "a b")
+    names = [path.relative_to(tmp_path / "a b").as_posix() for path in report.paths]
+    assert names == [
+        *(
+            f"figures/{task}-{figure}.{kind}"
+            for task in ("adjacency_tutorial", "copy")
+            for figure in ("extrapolation", "perplexity")
+            for kind in ("pdf", "svg", "png")
+        ),
+        *("tables/accuracy.csv", "tables/effective_length.csv", "tables/runs.csv", "tables/accuracy.md"),
+    ]
+    first = [path.read_bytes() for path in report.paths]
+    assert report.text == text_tables(load_results(results_dir))
+    accuracy = pd.read_csv(tmp_path / "a b/tables/accuracy.csv")
+    pd.testing.assert_frame_equal(accuracy, accuracy_table(load_results(results_dir)), check_dtype=False)
+    again = write_report(results_dir, tmp_path / "a b")
+    assert [path.read_bytes() for path in again.paths] == first
+    assert again == report
+
+
+def test_text_ends_with_what_was_left_out(results_dir):
+    results = load_results(results_dir)
+    text = text_tables(results)
+    assert "copy: token accuracy by length / training length (trained up to 16, mean of 2 seeds)" in text
+    assert "(trained up to 8, 1 seed)" in text
+    assert text.isascii()
+    lines = text.splitlines()
+    assert lines[-3] == "7 run directories: 5 finished, 1 failed, 1 unfinished"
+    assert lines[-2].startswith("failed: copy-rope-quick-s7-") and lines[-2].endswith("(ValueError: loss is nan)")
+    assert lines[-1].startswith("unfinished: copy-rope-quick-s8-")
+    markdown = markdown_tables(results)
+    assert f"- {lines[-2]}" in markdown and "holds up to" in markdown
+
+
+def test_wide_table_agrees_with_the_runs(results_dir):
+    results = load_results(results_dir)
+    table = wide_tables(results)["copy"]
+    assert list(table.columns) == ["0.5x", "1x", "1.25x", "1.5x", "2x", "4x", "8x", "seeds"]
+    assert list(table.index) == ["alibi", "rope", "chance", "majority"]
+    rows = results.evaluations.query("task == 'copy' and encoding == 'rope' and length == 32")
+    assert table.loc["rope", "2x"] == f"{rows['token_accuracy'].mean():.3f}"
+    assert table["seeds"].tolist() == ["2", "2", "", ""]
+    assert table.loc["majority", "8x"] == f"{1 / 16 + 0.02:.3f}"
+
+
+def test_the_training_set_has_a_column_of_its_own(results_dir):
+    table = wide_tables(load_results(results_dir))["adjacency_tutorial"]
+    assert table.loc["rope", "training set"] == "1.000"
+    assert table.loc["rope", "1x"] != "1.000"
+    assert table.loc["chance", "training set"] == ""
+
+
+def test_tidy_table_has_intervals_where_there_are_several_seeds(results_dir):
+    table = accuracy_table(load_results(results_dir))
+    several, single = table[table["n"] == 2], table[table["n"] == 1]
+    assert (several["token_accuracy_low"] == several["token_accuracy_min"]).all()
+    assert single["token_accuracy_low"].isna().all()
+    assert table["chance"].notna().all()
+
+
+def test_long_lists_of_failures_are_cut_in_the_text_alone(fabricate):
+    for seed in range(25):
+        run = fabricate("copy", "rope", seed, status="failed")
+    results = load_results(run.parents[1])
+    lines = notes(results)
+    assert lines[0] == "25 run directories: 25 failed"
+    assert len(lines) == 1 + 20 + 1 and lines[-1] == "failed: and 5 more"
+    assert len(results.runs) == 25
+
+
+def test_nothing_to_report_is_one_line_that_names_the_directory(fabricate, tmp_path):
+    with pytest.raises(ReportError, match="^no runs in .*results: there is no directory .*runs$"):
+        write_report(tmp_path / "results", tmp_path / "out")
+    run = fabricate(status="failed")
+    with pytest.raises(ReportError) as caught:
+        write_report(run.parents[1], tmp_path / "out")
+    assert str(caught.value) == (f"no finished run in {run.parents[1]} to report on (1 run directory: 1 failed)")
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_names_are_plain_and_different():
+    stems = file_stems(["copy", "copy (causal=False)", "copy [causal=False]", "x" * 300, "x" * 301])
+    assert list(stems.values())[:3] == ["copy", "copy_causal=False", "copy_causal=False-2"]
+    assert len(set(stems.values())) == 5 and max(map(len, stems.values())) < 100

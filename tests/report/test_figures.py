@@ -1,0 +1,170 @@
+"""Figures: what is drawn, that nothing covers anything, and that they can be made again to the byte."""
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.transforms import Bbox
+
+from rpe_bench.report.figures import (
+    COLUMN,
+    PAGE,
+    extrapolation_figure,
+    paper_style,
+    perplexity_figure,
+    save_figure,
+    styles,
+)
+from rpe_bench.report.load import load_results
+
+FIGURES = [extrapolation_figure, perplexity_figure]
+
+
+@pytest.fixture
+def results(fabricate):
+    for encoding in ("alibi", "learned", "rope"):
+        for seed in range(2):
+            for task in ("copy", "retrieval"):
+                run = fabricate(task, encoding, seed)
+        fabricate("adjacency_tutorial", encoding, 0, training_set=True)
+    return load_results(run.parents[1])
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def assert_nothing_overlaps(figure):
+    """Legend, caption and axes with their labels are apart from one another and inside the figure."""
+    with paper_style():
+        figure.draw_without_rendering()
+        inside = figure.bbox.padded(1)
+        boxes = [figure.legends[0].get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
+        boxes.append(Bbox.union([axes.get_tightbbox() for axes in figure.axes]))
+    for i, box in enumerate(boxes):
+        assert inside.x0 <= box.x0 and box.x1 <= inside.x1, i
+        assert inside.y0 <= box.y0 and box.y1 <= inside.y1, i
+        assert not any(box.overlaps(other) for other in boxes[i + 1 :]), i
+
+
+@pytest.mark.parametrize("make", FIGURES)
+@pytest.mark.parametrize("task", ["copy", "retrieval", "adjacency_tutorial"])
+def test_same_bytes_whatever_the_users_style(results, tmp_path, make, task):
+    first = save_figure(make(results, task), tmp_path / "first")
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "savefig.dpi": 50, "lines.linewidth": 9}):
+        before = dict(matplotlib.rcParams)
+        second = save_figure(make(results, task), tmp_path / "second")
+        assert dict(matplotlib.rcParams) == before
+    assert [path.name for path in first] == ["first.pdf", "first.svg", "first.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes(), one.suffix
+
+
+def test_fonts_are_embedded_as_truetype_and_text_stays_text(results, tmp_path):
+    pdf, svg, _ = save_figure(extrapolation_figure(results, "copy"), tmp_path / "figure")
+    assert b"/FontFile2" in pdf.read_bytes() and b"/Type3" not in pdf.read_bytes()
+    assert ">token accuracy</text>" in svg.read_text()
+
+
+def test_extrapolation_says_what_it_shows(results):
+    figure = extrapolation_figure(results, "copy")
+    (axes,) = figure.axes
+    assert figure.get_figwidth() == COLUMN
+    assert texts(figure) == ["copy", "trained up to 16; mean and range of 2 seeds"]
+    assert legend(figure) == ["alibi", "learned", "rope", "chance", "majority", "training length"]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xticks().tolist() == [0.5, 1, 1.25, 1.5, 2, 4, 8]
+    assert [label.get_text().strip() for label in axes.get_xticklabels()] == "0.5 1 1.25 1.5 2 4 8".split()
+    expected = results.evaluations.query("task == 'copy' and encoding == 'alibi'").groupby("ratio")["token_accuracy"]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), expected.mean())
+    assert len(axes.collections) == 3 * 2  # a band and the seeds' dots of each encoding
+    assert any(list(line.get_xdata()) == [1, 1] for line in axes.lines)
+
+
+def test_a_single_seed_has_no_interval_and_is_said_to_be_single(fabricate):
+    run = fabricate("copy", "rope", 0)
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    assert texts(figure)[1] == "trained up to 16; 1 seed, no interval"
+    assert not figure.axes[0].collections
+    for seed in range(3):
+        fabricate("copy", "alibi", seed)
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    assert texts(figure)[1] == "trained up to 16; mean and range of 1 to 3 seeds"
+    assert legend(figure)[:2] == ["alibi, 3 seeds", "rope, 1 seed"]
+    assert len(figure.axes[0].collections) == 2
+
+
+def test_perplexity_by_position_has_panels_of_lengths(results):
+    figure = perplexity_figure(results, "copy")
+    assert figure.get_figwidth() == PAGE
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        f"length {length} ({ratio}× the training length)" for length, ratio in ((16, 1), (32, 2), (128, 8))
+    ]
+    assert figure.axes[0].get_yscale() == "log"
+    rows = results.positions.query("task == 'copy' and encoding == 'alibi' and length == 32")
+    line = figure.axes[1].lines[0]
+    np.testing.assert_allclose(line.get_xdata(), range(31, 63))
+    np.testing.assert_allclose(line.get_ydata(), np.exp(rows.groupby("position")["loss"].mean()))
+    assert list(figure.axes[1].lines[-1].get_xdata()) == [31.5, 31.5]  # 32 tokens were trained on
+    assert "geometric mean and range of 2 seeds" in texts(figure)[1]
+
+
+def test_a_single_answer_is_drawn_across_lengths(results):
+    (axes,) = perplexity_figure(results, "retrieval").axes
+    assert axes.get_xlabel() == "position of the answer (one per sequence)"
+    assert axes.lines[0].get_xdata().tolist() == [24, 48, 60, 72, 96, 192, 384]
+    assert list(axes.lines[-1].get_xdata()) == [48, 48]
+    (axes,) = perplexity_figure(results, "adjacency_tutorial").axes
+    assert axes.get_xlabel() == "length (one answer per sequence)"
+    assert axes.lines[0].get_xdata().tolist() == [4, 8, 10, 12, 16, 32, 64]
+
+
+def test_a_loss_that_is_not_finite_is_said(fabricate):
+    run = fabricate("copy", "rope")
+    path = run / "positions.csv"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].rsplit(",", 3)[0] + ",nan,nan,0"
+    path.write_text("\n".join(lines) + "\n")
+    assert legend(perplexity_figure(load_results(run.parents[1]), "copy"))[0] == "rope, not finite in places"
+
+
+@pytest.mark.parametrize("number", [3, 25])
+@pytest.mark.parametrize("make", FIGURES)
+@pytest.mark.parametrize("task", ["copy", "retrieval"])
+def test_legends_and_captions_cover_nothing(fabricate, number, make, task):
+    for i in range(number):
+        for seed in range(2):
+            run = fabricate(task, f"encoding_{i}", seed)
+    figure = make(load_results(run.parents[1]), task)
+    assert len(legend(figure)) >= number + 1
+    assert_nothing_overlaps(figure)
+
+
+def test_long_labels_and_many_lengths_cover_nothing(fabricate):
+    lengths = list(range(4, 40, 3))
+    for base in range(3):
+        config = {
+            "encoding.base": float(base),
+            "encoding.an_unusually_long_option": "with-a-long-value" * 3 + str(base),
+        }
+        run = fabricate("retrieval", "rope", 0, config={**config, "evaluation.lengths": lengths})
+    fabricate("retrieval", "rope", 0, config={"evaluation.lengths": [48, 96]})
+    results = load_results(run.parents[1])
+    for task in results.task_labels:
+        for make in FIGURES:
+            assert_nothing_overlaps(make(results, task))
+
+
+def test_a_style_is_decided_by_the_labels_alone_and_tells_many_apart():
+    labels = [f"encoding {i}" for i in range(40)]
+    looks = styles(labels)
+    assert list(looks) == labels
+    assert styles(labels[::-1]) == looks
+    assert len({(look.colour, look.dashes) for look in looks.values()}) == 40
+    for one, other in zip(labels, labels[1:], strict=False):
+        assert looks[one].colour != looks[other].colour
+        assert looks[one].dashes != looks[other].dashes
+        assert looks[one].marker != looks[other].marker

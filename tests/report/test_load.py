@@ -1,0 +1,191 @@
+"""What load_results makes of run directories of every kind."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rpe_bench.report.load import KEYS, TABLES, ReportError, flatten, in_order, load_results, variants
+
+
+def by_status(results):
+    return results.runs.groupby("status")["directory"].apply(list).to_dict()
+
+
+def test_every_row_carries_its_run(fabricate):
+    run = fabricate("retrieval", "alibi", seed=3)
+    results = load_results(run.parents[1])
+    for frame in (results.evaluations, results.positions, results.training, results.slices, results.baselines):
+        assert len(frame) and list(frame.columns[: len(KEYS)]) == list(KEYS)
+        first = frame.iloc[0]
+        assert (first["run_id"], first["task"], first["encoding"], first["seed"]) == (run.name, "retrieval", "alibi", 3)
+        assert (first["recipe"], first["model"], first["train_length"], first["train_tokens"]) == (
+            "quick",
+            "tiny",
+            48,
+            49,
+        )
+    assert results.evaluations["ratio"].tolist() == [0.5, 1, 1.25, 1.5, 2, 4, 8]
+    assert results.runs["parameters"].tolist() == [100_000]
+    pd.testing.assert_frame_equal(
+        results.evaluations[list(TABLES["eval.csv"])], pd.read_csv(run / "eval.csv"), check_dtype=False
+    )
+
+
+def test_labels_are_bare_names_where_one_configuration_is_behind_them(fabricate):
+    for seed in range(2):
+        fabricate("copy", "rope", seed)
+        # What doesn't change a number, or changes it by rounding alone, sets no run apart.
+        run = fabricate(
+            "copy", "alibi", seed, config={"device": ["cpu", "cuda"][seed], "logger.mode": ["a", "b"][seed]}
+        )
+    results = load_results(run.parents[1])
+    assert results.task_labels == ["copy"]
+    assert results.encoding_labels == ["alibi", "rope"]
+
+
+def test_configurations_are_never_mixed(fabricate):
+    for seed in range(2):
+        run = fabricate("copy", "rope", seed)
+        fabricate("copy", "rope", seed, config={"encoding.base": 500000.0})
+        fabricate("copy", "alibi", seed, config={"model.causal": False})
+        fabricate("retrieval", "rope", seed)
+    results = load_results(run.parents[1])
+    assert results.task_labels == ["copy (causal=False)", "copy (causal=True)", "retrieval"]
+    # The same configuration has the same label in every task.
+    assert results.encoding_labels == ["alibi", "rope (base=10000)", "rope (base=500000)"]
+    lines = results.evaluations.groupby(["task_label", "encoding_label", "length"])["seed"]
+    assert (lines.nunique() == lines.size()).all()
+
+
+def test_a_seed_that_would_count_twice_is_separated_by_device_or_is_a_duplicate(fabricate):
+    run = fabricate("copy", "rope", 0)
+    fabricate("copy", "rope", 0, config={"device": "cuda"})
+    fabricate("copy", "rope", 1)
+    copy = fabricate("copy", "rope", 1, name="zz-backup")
+    results = load_results(run.parents[1])
+    assert results.encoding_labels == ["rope (device=cpu)", "rope (device=cuda)"]
+    assert by_status(results)["duplicate"] == [copy.name]
+    assert results.evaluations.groupby("encoding_label")["run_id"].nunique().to_dict() == {
+        "rope (device=cpu)": 2,
+        "rope (device=cuda)": 1,
+    }
+
+
+def test_what_cannot_be_averaged_is_counted_and_says_why(fabricate):
+    finished = fabricate("copy", "rope", 0)
+    root = finished.parent
+    names = {
+        "failed": fabricate("copy", "rope", 1, status="failed").name,
+        "unfinished": fabricate("copy", "rope", 2, status="running").name,
+        "other format": fabricate("copy", "rope", 3).name,
+        "unreadable": fabricate("copy", "rope", 4).name,
+    }
+    old = root / names["other format"] / "run.json"
+    old.write_text(old.read_text().replace('"format": 1', '"format": 0'))
+    (root / names["unreadable"] / "eval.csv").unlink()
+    (root / "notes").mkdir()
+    (root / ".tmp-of-a-tool").mkdir()
+    (root / "a-file").write_text("")
+
+    results = load_results(root.parent)
+    assert by_status(results) == {
+        "finished": [finished.name],
+        **{status: [name] for status, name in names.items()},
+        "foreign": ["notes"],
+    }
+    reasons = results.runs.set_index("status")["reason"]
+    assert reasons["failed"] == "ValueError: loss is nan"
+    assert "eval.csv" in reasons["unreadable"]
+    assert reasons["other format"] == "results format 0, where this version reads 1"
+    assert results.evaluations["run_id"].unique().tolist() == [finished.name]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("run.json", "{", "run.json: Expecting"),
+        ("run.json", '{"run_id": "x", "status": "finished", "format": 1}', "no train_length"),
+        ("config.yaml", "a: [", "config.yaml: "),
+        ("config.yaml", "- a", "config.yaml: not a mapping"),
+        ("eval.csv", "", "eval.csv: No columns"),
+        ("eval.csv", "length,split\n1,extrapolation\n", "eval.csv: no column examples, tokens"),
+        ("positions.csv", "length,position,tokens,loss,perplexity,accuracy\nx,0,0,0,0,0\n", "positions.csv: "),
+    ],
+)
+def test_a_damaged_run_names_the_file(fabricate, file, text, expected):
+    run = fabricate()
+    (run / file).write_text(text)
+    runs = load_results(run.parents[1]).runs
+    assert runs["status"].tolist() == ["unreadable"]
+    assert expected in runs["reason"].item()
+    assert "\n" not in runs["reason"].item()
+
+
+def test_a_run_that_has_only_just_started_is_unfinished(fabricate):
+    run = fabricate(status="running")
+    (run / "config.yaml").unlink()
+    (fabricate("retrieval", status="running") / "run.json").unlink()
+    runs = load_results(run.parents[1]).runs
+    assert runs["status"].tolist() == ["unfinished"] * 2
+    assert runs["reason"].tolist() == ["run.json says running", "no run.json yet"]
+
+
+def test_without_a_finished_run_the_frames_are_empty_and_have_their_columns(fabricate):
+    run = fabricate(status="failed")
+    results = load_results(run.parents[1])
+    assert results.evaluations.empty and {"run_id", "ratio", "exact_match"} <= set(results.evaluations)
+    with pytest.raises(ReportError, match="no runs in .*missing"):
+        load_results(run.parents[1] / "missing")
+
+
+def test_variants_shows_what_differs_and_follows_from_nothing_else():
+    tiny = {"model.name": "tiny", "model.dim": "64", "model.causal": "True", "task.dim": "1"}
+    small = {"model.name": "small", "model.dim": "128", "model.causal": "True", "task.dim": "1"}
+    assert variants([tiny, tiny]) == ["", ""]
+    assert variants([tiny, small]) == ["model=tiny", "model=small"]
+    wide = {**tiny, "model.dim": "128"}
+    assert variants([tiny, small, wide]) == ["model=tiny, dim=64", "model=small, dim=128", "model=tiny, dim=128"]
+    assert variants([tiny, {**wide, "task.dim": "2"}]) == ["model.dim=64, task.dim=1", "model.dim=128, task.dim=2"]
+    assert variants([tiny, {**tiny, "recipe.clip": "1"}]) == ["clip=unset", "clip=1"]
+
+
+def test_lengths_that_follow_from_the_training_length_are_not_shown(fabricate):
+    run = fabricate("copy")
+    fabricate("copy", config={"recipe.train_length": 32})
+    assert load_results(run.parents[1]).task_labels == ["copy (train_length=16)", "copy (train_length=32)"]
+    fabricate("copy", config={"evaluation.lengths": [16, 32]})
+    assert load_results(run.parents[1]).task_labels == [
+        "copy (train_length=16, lengths=[8,16,20,24,32,64,128])",
+        "copy (train_length=16, lengths=[16,32])",
+        "copy (train_length=32, lengths=[16,32,40,48,64,128,256])",
+    ]
+
+
+def test_flatten_gives_different_values_different_texts():
+    flat = flatten({"a": {"b": 1.0, "c": None}, "d": [1, 2.5], "e": True, "f": 0.1 + 0.2})
+    assert flat == {"a.b": "1", "a.c": "null", "d": "[1,2.5]", "e": "True", "f": "0.30000000000000004"}
+
+
+def test_order_takes_numbers_by_value():
+    assert in_order(["rope (base=500000)", "alibi", "rope (base=10000)", "t5", "t10", "NoPE"]) == [
+        *("alibi", "NoPE", "rope (base=10000)", "rope (base=500000)", "t5", "t10"),
+    ]
+
+
+def test_nothing_in_the_report_imports_torch_or_pyplot():
+    code = "import sys, rpe_bench.report; print({'torch', 'matplotlib.pyplot'} & set(sys.modules))"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_copy_of_a_results_directory_reads_the_same(fabricate, tmp_path):
+    run = fabricate("copy", "rope", 0)
+    shutil.copytree(run.parents[1], tmp_path / "elsewhere")
+    pd.testing.assert_frame_equal(
+        load_results(run.parents[1]).evaluations, load_results(tmp_path / "elsewhere").evaluations
+    )

@@ -1,6 +1,6 @@
-"""How logits and outputs of attention are computed: one plain reference path, and fast paths held equal to it by tests.
+"""How logits and outputs of attention are computed: a plain reference path, and fast paths that tests hold equal to it.
 
-Attention is rotate -> scale * q.k -> + bias -> mask -> softmax -> value, whatever the encoding. `attend` picks the path:
+Attention is rotate -> scale * q.k -> + bias -> mask -> softmax -> value, for every encoding. `attend` picks the path:
 
     no bias                                  the fused kernel, causal or not
     bias of distance, fixed or not training  the fused kernel with a mask that is a view of one vector of 2T - 1 numbers

@@ -24,7 +24,8 @@ def answer_logits(model: Transformer, batch: Batch) -> Tensor:
 
 def loss_of(model: Transformer, batch: Batch) -> Tensor:
     """Mean cross-entropy over the scored tokens, in nats."""
-    return cross_entropy(answer_logits(model, batch).flatten(0, 1).float(), batch.targets_BT.flatten(), ignore_index=IGNORE)
+    logits = answer_logits(model, batch).float()
+    return cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten(), ignore_index=IGNORE)
 
 
 @dataclass

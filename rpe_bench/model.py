@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +32,8 @@ class Attention(nn.Module):
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (..., D) through this layer's query and key projections: two (..., H, K)."""
         weight_q, weight_k, _ = self.qkv.weight.chunk(3)
-        return tuple(nn.functional.linear(vectors, w).unflatten(-1, (self.heads, -1)) for w in (weight_q, weight_k))
+        q, k = (nn.functional.linear(vectors, w).unflatten(-1, (self.heads, -1)) for w in (weight_q, weight_k))
+        return q, k
 
 
 class Block(nn.Module):
@@ -53,8 +56,8 @@ class Transformer(nn.Module):
         vocabulary: input token types, V.
         classes: answers, C.
         encodings: from `Encoding.build`: one module that serves all layers, or one a layer.
-        embedding_std: standard deviation of the token embeddings as drawn. A position that is added has a scale of its own
-            (a sinusoid has 0.71), so that this sets how loud it is beside the token.
+        embedding_std: standard deviation of the token embeddings as drawn. A position that is added has a scale of its
+            own (a sinusoid has 0.71), so that this sets how loud it is beside the token.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Transformer(nn.Module):
         from the same trunk."""
         generator = torch_stream("trunk", seed)
         self.tokens.weight.normal_(0, self.embedding_std, generator=generator)
-        for module in (*self.blocks.modules(), self.answers):
+        for module in (*self.blocks.modules(), self.norm, self.answers):
             if isinstance(module, nn.Linear):
                 # torch's own bound for linear layers. Logits of attention then begin near 0 even without a division by
                 # sqrt(K): from larger weights T5, which has none, begins saturated and fits late or not at all.
@@ -92,14 +95,20 @@ class Transformer(nn.Module):
                 module.weight.uniform_(-bound, bound, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
         generator = torch_stream("encoding", seed)
-        for encoding in self.encodings:
+        for encoding in self._encodings():
             encoding.reset_parameters(generator)
+
+    def _encodings(self) -> list[Encoding]:
+        return cast(list[Encoding], list(self.encodings))  # a ModuleList knows no more than that they are modules
 
     def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, C). `positions`: None for 0..T-1, or (T,), (B, T) or (B, T, A)."""
-        x_BTD = self.encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
+        encodings = self._encodings()
+        x_BTD = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
         context = Context(tokens_BT.shape[1], self.causal, positions, device=x_BTD.device, tokens_BT=tokens_BT)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, self.encodings[layer % len(self.encodings)], context)
+            x_BTD = block(x_BTD, encodings[layer % len(encodings)], context)
         return self.answers(self.norm(x_BTD))

@@ -8,7 +8,7 @@ import torch
 from rpe_bench.config import Config
 from rpe_bench.evaluate import Scores, score, summarise
 from rpe_bench.model import Transformer
-from rpe_bench.record import Record
+from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import Task
 from rpe_bench.train import train, training_set
@@ -32,14 +32,14 @@ def build_model(config: Config) -> Transformer:
     return model
 
 
-def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[dict[str, object]]]:
+def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
     """The rows of eval.csv, positions.csv, slices.csv and baselines.csv.
 
     The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones.
     """
     assert config.evaluation.lengths is not None and config.recipe.train_length is not None  # resolved
     longest = config.recipe.train_length
-    tables: dict[str, list[dict[str, object]]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
+    tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
 
     def add(split: str, scores: Scores) -> None:
         tables["eval"].append(scores.evaluation | {"split": split})

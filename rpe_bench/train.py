@@ -18,8 +18,8 @@ from rpe_bench.tasks.base import Batch, Task
 class Data:
     """The training batch of each step: the same for every encoding under one seed.
 
-    Fresh examples at every step, of one size for the whole batch, so that nothing is padded; or, for a task with a finite
-    training set, that set in a new order each epoch.
+    Fresh examples at every step, of one size for the whole batch, so that nothing is padded; or, for a task with a
+    finite training set, that set in a new order each epoch.
     """
 
     def __init__(self, task: Task, recipe: Recipe, seed: int) -> None:
@@ -88,7 +88,7 @@ def train(
 ) -> tuple[torch.optim.AdamW, Progress]:
     """Train for `recipe.steps`; returns the optimiser and the last progress.
 
-    `log` is called every `recipe.log_every` steps and at the last one, with the means over the steps since the last call.
+    `log` is called every `recipe.log_every` steps and at the last, with the means over the steps since the last call.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
@@ -118,7 +118,8 @@ def train(
             now = time.perf_counter()
             mean_loss = float(torch.stack(losses).mean())
             if not math.isfinite(mean_loss):
-                raise FloatingPointError(f"the training loss is {mean_loss} between steps {step + 1 - len(losses)} and {step}")
+                first = step + 1 - len(losses)
+                raise FloatingPointError(f"the training loss is {mean_loss} between steps {first} and {step}")
             speed = (tokens - logged_tokens) / (now - since)
             lr = optimiser.param_groups[0]["lr"]
             progress = Progress(step + 1, tokens, mean_loss, lr, float(torch.stack(norms).mean()), speed)

@@ -7,7 +7,7 @@ from rpe_bench.encodings.base import Cache, DistanceBias, Geometry
 
 
 def slopes(heads: int) -> list[float]:
-    """m_h = 2^(-8(h+1)/H) for H a power of two; else those of the power below, then every second one of the power above.
+    """m_h = 2^(-8(h+1)/H) for H a power of two; else those of the power below, then every second of the power above.
 
     As in the authors' code: the added slopes follow unsorted.
     """
@@ -22,8 +22,8 @@ def slopes(heads: int) -> list[float]:
 class ALiBi(DistanceBias):
     """logit_ij = q_i.k_j / sqrt(K) - m_h |i - j|, with fixed slopes m_h; nothing is learned.
 
-    A bidirectional model uses the symmetric form, the same slope on both sides. The distance itself enters, not a row that
-    only softmax makes equal to it under a causal mask.
+    A bidirectional model uses the symmetric form, the same slope on both sides. The distance itself enters, not a row
+    that only softmax makes equal to it under a causal mask.
     """
 
     def __init__(self, geometry: Geometry) -> None:

@@ -5,7 +5,7 @@ Shapes, here and in every encoding:
     B  batch        T  tokens             D  model width     A  axes of a position (1 for text, 2 for a grid)
     H  heads        K  width of a head    Q  rows (queries)  S  columns (keys)
 
-Signs: an *offset* is key position minus query position, j - i, so the past is negative. A *distance* is its absolute value.
+Signs: an *offset* is key position minus query position, j - i: the past is negative. A *distance* has no sign.
 """
 
 import math
@@ -41,7 +41,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Context:
-    """The circumstances of one attention call: which rows and columns, at which positions, and what lies behind q and k.
+    """The circumstances of one attention call: which rows and columns, at which positions, and what is behind q and k.
 
     positions   of all tokens: None, that is 0..T-1; or (T,), (B, T) or (B, T, A)
     length      T
@@ -135,7 +135,7 @@ class Encoding(nn.Module):
 
     @classmethod
     def build(cls, geometry: Geometry, **parameters: Any) -> list["Encoding"]:
-        """The modules of a model: one for all layers where `shared` is not among the parameters or true, else one a layer.
+        """The modules of a model: one a layer where the parameter `shared` is false, else one for all layers.
 
         Override it for mixtures (layers that alternate) and for parts that layers share.
         """
@@ -195,7 +195,7 @@ class DistanceBias(Encoding):
         return any(parameter.requires_grad for parameter in self.parameters())
 
     def of_all_offsets(self, length: int, causal: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The biases of the offsets -(T-1)..T-1, (H, 2T-1) or (1, 2T-1); minus infinity in the future of a causal model."""
+        """The biases of the offsets -(T-1)..T-1, (H, 2T-1) or (1, 2T-1); minus infinity in a causal model's future."""
         offset = torch.arange(1 - length, 1 if causal else length, device=device)
         past = self.of_offset(offset).mT.to(dtype)
         if not causal:
@@ -206,8 +206,8 @@ class DistanceBias(Encoding):
 class Cache:
     """The last tables of a module, by a key that names everything they depend on.
 
-    A plain attribute rather than a buffer: casting or moving the module must not touch tables that were built in float64
-    and rounded once, and a module built on the meta device has nothing to initialise.
+    A plain attribute rather than a buffer: casting or moving the module must not touch tables that were built in
+    float64 and rounded once, and a module built on the meta device has nothing to initialise.
     """
 
     def __init__(self, entries: int = 64) -> None:

@@ -11,8 +11,8 @@ class Learned(Encoding):
     """x_p <- x_p + E[p], or the last `width` features of x_p <- E[p] (combine=concatenate), E a table (size, D).
 
     The table covers the longest evaluated sequence unless `size` says otherwise. Rows that training never reaches stay
-    as they were drawn from N(0, std^2): that is what "learned positions do not extrapolate" means. A position beyond the
-    table is an error.
+    as they were drawn from N(0, std^2): that is what "learned positions do not extrapolate" means. A position beyond
+    the table is an error.
     """
 
     translation_invariant = False
@@ -40,19 +40,16 @@ class Learned(Encoding):
         self.table_LD.normal_(0, self.std, generator=generator)
 
     def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
-        size = len(self.table_LD)
         if positions is None:
-            last = x_BTD.shape[1] - 1
-            table = self.table_LD[: last + 1]
+            first, last = 0, x_BTD.shape[1] - 1
+        elif positions.is_floating_point():
+            raise ValueError("a learned table has rows for whole positions only, and was given fractions")
         else:
-            if positions.is_floating_point():
-                raise ValueError("a learned table has rows for whole positions only, and was given fractions")
             first, last = (int(value) for value in positions.aminmax())
-            if first < 0:
-                raise ValueError(f"position {first} lies before a learned table, which begins at 0")
-            table = None
+        size = len(self.table_LD)
+        if first < 0:
+            raise ValueError(f"position {first} lies before a learned table, which begins at 0")
         if last >= size:
             raise ValueError(f"position {last} lies beyond a learned table of {size} rows, 0 to {size - 1}")
-        if table is None:
-            table = nn.functional.embedding(drop_axis(positions), self.table_LD)
-        return combine_with_tokens(x_BTD, table.to(x_BTD.dtype), self.combine)
+        rows = self.table_LD[: last + 1] if positions is None else self.table_LD[drop_axis(positions)]
+        return combine_with_tokens(x_BTD, rows.to(x_BTD.dtype), self.combine)

@@ -8,7 +8,7 @@ from rpe_bench.encodings.sinusoidal import drop_axis
 
 
 class RoPE(Encoding):
-    """q_p <- R_p q_p, k_p <- R_p k_p, where R_p turns pair t of the head's features by p * theta_t, theta_t = base^(-2t/K).
+    """q_p <- R_p q_p, k_p <- R_p k_p: R_p turns pair t of a head's features by p * theta_t, theta_t = base^(-2t/K).
 
     R_m^T R_n = R_(n-m), so a logit depends on positions through j - i alone, and norms stay.
 
@@ -45,7 +45,9 @@ class RoPE(Encoding):
         if positions is not None:
             turns = self.turns(drop_axis(positions)).to(dtype)
             return turns if turns.dim() == 2 else turns[:, None]
-        return self._cache.get((length, device, dtype), lambda: self.turns(torch.arange(length, device=device)).to(dtype))
+        return self._cache.get(
+            (length, device, dtype), lambda: self.turns(torch.arange(length, device=device)).to(dtype)
+        )
 
     def rotate(
         self, q_BHTK: Tensor, k_BHTK: Tensor, positions: Tensor | None = None, context: Context | None = None
@@ -57,6 +59,9 @@ class RoPE(Encoding):
     def _turn(self, x_BHTK: Tensor, turns: Tensor) -> Tensor:
         x = x_BHTK.to(turns.real.dtype)
         if self.layout == "interleaved":
+            # Pairs can be viewed as complex numbers only where they lie side by side, at even offsets.
+            if x.stride(-1) != 1 or any(stride % 2 for stride in x.stride()[:-1]):
+                x = x.contiguous()
             turned = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
         else:
             first, second = x.chunk(2, dim=-1)

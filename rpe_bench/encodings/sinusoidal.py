@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_choice, positions_or_default
+from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_choice
 
 
 def sinusoid(positions: Tensor, width: int, base: float) -> Tensor:

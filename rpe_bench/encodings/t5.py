@@ -1,4 +1,4 @@
-"""T5's bucketed bias: Raffel et al. 2020, "Exploring the limits of transfer learning" (arXiv 1910.10683), section 2.1."""
+"""T5's bucketed bias: Raffel et al. 2020, "Exploring the limits of transfer learning" (arXiv 1910.10683), 2.1."""
 
 import math
 
@@ -11,7 +11,7 @@ from rpe_bench.encodings.base import DistanceBias, Geometry
 class T5(DistanceBias):
     """logit_ij = q_i.k_j + B[bucket(j - i), h], B a table (num_buckets, H), and no 1/sqrt(K).
 
-    With n = i - j, of N buckets the first N/2 hold one distance each; the others grow as a logarithm up to max_distance:
+    With n = i - j, of N buckets the first N/2 hold one distance each, the others ever more, up to max_distance:
 
         bucket(n) = n                                                                   for n < N/2
                     N/2 + floor(ln(n / (N/2)) / ln(max_distance / (N/2)) * (N - N/2))   else, at most N - 1
@@ -38,7 +38,7 @@ class T5(DistanceBias):
         if num_buckets < 4 or num_buckets % 4:
             raise ValueError(f"num_buckets={num_buckets} must be a multiple of 4, and at least 4")
         if max_distance <= exact:
-            raise ValueError(f"max_distance={max_distance} must exceed the {exact} distances with a bucket of their own")
+            raise ValueError(f"max_distance={max_distance} must exceed {exact}, the distances that have a bucket each")
         if not scaled:
             self.scale = 1.0
         self.num_buckets = num_buckets
@@ -52,13 +52,14 @@ class T5(DistanceBias):
     def bucket(self, offset: Tensor) -> Tensor:
         """The row of the table for each offset j - i."""
         if self.geometry.causal:
-            buckets, base, n = self.num_buckets, 0, (-offset).clamp(min=0)
+            buckets, n = self.num_buckets, (-offset).clamp(min=0)
         else:
-            buckets, base, n = self.num_buckets // 2, (offset > 0) * (self.num_buckets // 2), offset.abs()
+            buckets, n = self.num_buckets // 2, offset.abs()
         exact = buckets // 2
         growth = torch.log(n.clamp(min=1).double() / exact) / math.log(self.max_distance / exact)
         far = exact + (growth * (buckets - exact)).long()
-        return base + torch.where(n < exact, n.long(), far.clamp(max=buckets - 1))
+        bucket = torch.where(n < exact, n.long(), far.clamp(max=buckets - 1))
+        return bucket if self.geometry.causal else bucket + (offset > 0) * buckets
 
     def of_offset(self, offset: Tensor) -> Tensor:
         return nn.functional.embedding(self.bucket(offset), self.table_NH)

@@ -12,10 +12,9 @@ from typing import TypeVar
 import pandas as pd
 import yaml
 
-_T = TypeVar("_T")
+from rpe_bench.schema import FORMAT, TABLES
 
-FORMATS = (1,)
-"""Values of `format` in run.json that this module reads."""
+_T = TypeVar("_T")
 
 KEYS = {
     "run_id": "str",
@@ -30,46 +29,6 @@ KEYS = {
     "train_tokens": "int64",
 }
 """Columns that every row carries, and their types."""
-
-TABLES = {
-    "eval.csv": {
-        "length": "int64",
-        "split": "str",
-        "examples": "int64",
-        "tokens": "int64",
-        "loss": "float64",
-        "perplexity": "float64",
-        "token_accuracy": "float64",
-        "exact_match": "float64",
-    },
-    "positions.csv": {
-        "length": "int64",
-        "position": "int64",
-        "tokens": "int64",
-        "loss": "float64",
-        "perplexity": "float64",
-        "accuracy": "float64",
-    },
-    "train.csv": {
-        "step": "int64",
-        "tokens": "int64",
-        "loss": "float64",
-        "lr": "float64",
-        "grad_norm": "float64",
-        "tokens_per_second": "float64",
-    },
-    "slices.csv": {
-        "length": "int64",
-        "slice": "str",
-        "value": "int64",
-        "examples": "int64",
-        "tokens": "int64",
-        "loss": "float64",
-        "accuracy": "float64",
-    },
-    "baselines.csv": {"length": "int64", "chance": "float64", "majority": "float64"},
-}
-"""Columns that each file of a run must have, and their types; it may have more."""
 
 STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign")
 """What a directory under runs/ can be; only what is finished is averaged."""
@@ -160,7 +119,14 @@ def load_results(results_dir: str | Path) -> Results:
     runs = [_read(directory) for directory in directories]
     _label([run for run in runs if run.status == "finished"])
 
-    return Results(_overview(runs), *(_table(runs, name) for name in TABLES))
+    return Results(
+        runs=_overview(runs),
+        evaluations=_table(runs, "eval"),
+        positions=_table(runs, "positions"),
+        training=_table(runs, "train"),
+        slices=_table(runs, "slices"),
+        baselines=_table(runs, "baselines"),
+    )
 
 
 def _read(directory: Path) -> _Run:
@@ -176,9 +142,9 @@ def _read(directory: Path) -> _Run:
             run.reason = "run.json is not the record of a run"
             return run
         run.record = record
-        if record.get("format") not in FORMATS:
+        if record.get("format") != FORMAT:
             run.status = "other format"
-            run.reason = f"results format {record.get('format')}, where this version reads {FORMATS[-1]}"
+            run.reason = f"results format {record.get('format')}, where this version reads {FORMAT}"
             return run
         path = directory / "config.yaml"
         # A run that has only just started has none.
@@ -189,7 +155,7 @@ def _read(directory: Path) -> _Run:
         if record["status"] == "finished":
             _check_keys(run)
             for name, columns in TABLES.items():
-                path = directory / name
+                path = directory / f"{name}.csv"
                 run.tables[name] = _csv(path, columns)
     except (OSError, ValueError, yaml.YAMLError) as error:
         run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rpe_bench.report.load import KEYS, TABLES, ReportError, flatten, in_order, load_results, variants
+from rpe_bench.report.load import KEYS, ReportError, flatten, in_order, load_results, variants
+from rpe_bench.schema import TABLES
 
 
 def by_status(results):
@@ -31,7 +32,7 @@ def test_every_row_carries_its_run(fabricate):
     assert results.evaluations["ratio"].tolist() == [0.5, 1, 1.25, 1.5, 2, 4, 8]
     assert results.runs["parameters"].tolist() == [100_000]
     pd.testing.assert_frame_equal(
-        results.evaluations[list(TABLES["eval.csv"])], pd.read_csv(run / "eval.csv"), check_dtype=False
+        results.evaluations[list(TABLES["eval"])], pd.read_csv(run / "eval.csv"), check_dtype=False
     )
 
 

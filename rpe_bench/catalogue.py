@@ -1,0 +1,87 @@
+"""The choices of each config group, read from their files alone: listing them imports no torch."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rpe_bench.errors import ConfigError, nearest
+
+_PACKAGE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())
+"""The config directory: inside the package once installed, top-level in a checkout."""
+
+GROUPS = ("encoding", "task", "model", "recipe", "logger")
+"""The groups of which every run has one choice; `experiment` is one more, of overrides."""
+
+
+def choices(group: str) -> list[str]:
+    """The ids of a group's choices: the names of its files."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def read(group: str, name: str) -> dict[str, Any]:
+    """The keys of one choice.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    if name not in choices(group):
+        raise ConfigError(unknown_choice(group, name, choices(group)))
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}
+
+
+def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
+    return f"{group}={name}: no such {group}{nearest(name, allowed)} (choose from {', '.join(allowed) or 'none yet'})"
+
+
+def summary(group: str, name: str) -> str:
+    """One line on a choice: the comment on top of its file if there is one.
+
+    Else the first line of a docstring: the module's for an encoding, since it names the paper; the class's for a task,
+    with the property that the task isolates. Else the keys.
+    """
+    first = (CONF / group / f"{name}.yaml").read_text().partition("\n")[0]
+    if first.startswith("#") and "@package" not in first:
+        return first.lstrip("# ").strip()
+    options = read(group, name)
+    if "target" not in options:
+        return ", ".join(f"{key} {value}" for key, value in options.items() if key != "name")
+    module, _, class_name = options["target"].rpartition(".")
+    source = _source(module)
+    if source is None:
+        return f"(no module {module})"
+    tree = ast.parse(source.read_text())
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
+    if found is None:
+        return f"(no class {class_name} in {module})"
+    described: ast.Module | ast.ClassDef = tree if group == "encoding" else found
+    text = (ast.get_docstring(described) or "").partition("\n")[0]
+    isolates = _class_constant(found, "isolates")
+    return f"{text} [{isolates}]" if isolates else text
+
+
+def _class_constant(node: ast.ClassDef, name: str) -> Any:
+    for statement in node.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(statement, "value", None)
+        if any(isinstance(t, ast.Name) and t.id == name for t in targets) and isinstance(value, ast.Constant):
+            return value.value
+    return None
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module, without importing it or the packages around it."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin else None
+    for folder in spec.submodule_search_locations or []:
+        for file in (Path(folder, *rest).with_suffix(".py"), Path(folder, *rest, "__init__.py")):
+            if file.is_file():
+                return file
+    return None

@@ -1,0 +1,206 @@
+"""From a choice of YAML to an object: the class by its dotted path, its parameters held against its constructor."""
+
+import importlib
+import inspect
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, to_jsonable_python
+
+from rpe_bench import catalogue
+from rpe_bench.encodings.base import Encoding, Geometry
+from rpe_bench.errors import ConfigError, nearest
+from rpe_bench.seeds import torch_stream
+from rpe_bench.tasks.base import Task
+
+NOT_PARAMETERS = ("name", "target")
+"""Keys of a component's YAML that are not parameters of its class."""
+
+BASES: dict[str, type] = {"encoding": Encoding, "task": Task}
+
+
+def load_class(group: str, target: object) -> Any:
+    """The class that `target`, the dotted path of an encoding or a task, names.
+
+    Raises:
+        ConfigError: there is none, or it is no subclass of Encoding or Task.
+    """
+    where = f"{group}.target={target}"
+    module_name, _, name = str(target).rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{where}: must be the dotted path of a class, such as package.module.Class")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # One that the module itself lacks is another matter: its traceback is what helps.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{where}: there is no module {error.name}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{where}: {module_name} has no {name}{nearest(name, vars(module))}")
+    base = BASES[group]
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{where}: is not a subclass of {base.__module__}.{base.__name__}")
+    return found
+
+
+def arguments(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a component's constructor: those given, converted to its annotations, and the defaults.
+
+    Args:
+        group: "encoding" or "task".
+        options: the component's keys as YAML gives them: name, target and parameters.
+
+    Raises:
+        ConfigError: one line for each unknown, missing or mistyped parameter.
+    """
+    target = load_class(group, options["target"])
+    annotations = typing.get_type_hints(target.__init__)
+    accepted = {name: p for name, p in inspect.signature(target).parameters.items() if name != "geometry"}
+    given = {key: value for key, value in options.items() if key not in NOT_PARAMETERS}
+    errors = [
+        f"{group}.{key}={show(value)}: unknown key{nearest(key, accepted, f'{group}.')}"
+        f" (keys of {group}={options['name']}: {', '.join(accepted) or 'none'})"
+        for key, value in given.items()
+        if key not in accepted
+    ]
+    values = {}
+    for name, parameter in accepted.items():
+        if name in given:
+            try:
+                values[name] = _convert(given[name], annotations.get(name, Any))
+            except ValidationError as error:
+                errors.append(_mistyped(f"{group}.{name}", given[name], annotations[name], error))
+        elif parameter.default is inspect.Parameter.empty:
+            errors.append(f"{group}.{name}: is missing: {group}={options['name']} has no default for it")
+        else:
+            values[name] = parameter.default
+    if errors:
+        raise ConfigError(*errors)
+    return values
+
+
+def complete(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A component's keys with every parameter of its class spelt out, as plain data.
+
+    Two requests that build the same object become the same, so that they are one run.
+    """
+    return {key: options[key] for key in NOT_PARAMETERS} | to_jsonable_python(arguments(group, options))
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    # JSON's strict mode is the one in which a list may become a tuple, yet a bool never an int, nor text a number.
+    return TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+
+
+def _mistyped(key: str, value: Any, annotation: Any, error: ValidationError) -> str:
+    details = error.errors(include_url=False)
+    optional = " or null" if type(None) in typing.get_args(annotation) else ""
+    if len(details) == 1 and not details[0]["loc"]:
+        return f"{key}={show(value)}: {rule(details[0])}{optional}"
+    return f"{key}={show(value)}: must be {inspect.formatannotation(annotation)}"
+
+
+def show(value: Any, limit: int = 60) -> str:
+    """A value as one would type it in an override."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str).replace('"', "")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+_RULES = {
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_pattern_mismatch": "must be letters, digits and underscores",
+    "list_type": "must be a list, such as [1,2]",
+    "tuple_type": "must be a list, such as [1,2]",
+    "dict_type": "must be a group of keys",
+    "model_type": "must be a group of keys",
+    "model_attributes_type": "must be a group of keys",
+    "finite_number": "must be finite",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "needs at least {min_length} value(s)",
+    "too_long": "takes at most {max_length} values",
+    "literal_error": "must be one of {expected}",
+    "value_error": "{error}",
+}
+
+
+def rule(error: ErrorDetails) -> str:
+    """What one of pydantic's errors says is allowed."""
+    text = _RULES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    return text.replace("'", "")
+
+
+def make_task(name: str, **parameters: Any) -> Task:
+    """A task by its id, that is the name of its file in conf/task, with parameters other than the file's.
+
+    Raises:
+        ConfigError: an unknown id, or an unknown or mistyped parameter.
+        ValueError: a parameter out of its range.
+    """
+    return build_task(catalogue.read("task", name) | parameters)
+
+
+def make_encoding(
+    name: str,
+    *,
+    dim: int,
+    heads: int,
+    train_length: int,
+    max_length: int,
+    causal: bool,
+    layers: int = 1,
+    axes: int = 1,
+    seed: int = 0,
+    **parameters: Any,
+) -> Encoding:
+    """An encoding by its id, that is the name of its file in conf/encoding: the module of a model's first layer.
+
+    Args:
+        dim: width of the model; dim / heads is the width of a head.
+        train_length: the longest sequence trained on, in tokens.
+        max_length: the longest sequence that it will be asked for, in tokens.
+        causal: whether the model hides later tokens.
+        layers: how many layers the model has.
+        axes: columns of a position: 1 for text, 2 for a grid.
+        seed: of the initial values of what the encoding learns.
+        parameters: parameters of its class other than the file's.
+
+    Raises:
+        ConfigError: an unknown id, or an unknown or mistyped parameter.
+        ValueError: a parameter out of its range, or one that does not fit the model.
+    """
+    options = catalogue.read("encoding", name) | parameters
+    geometry = Geometry(
+        dim=dim,
+        heads=heads,
+        layers=layers,
+        train_length=train_length,
+        max_length=max_length,
+        causal=causal,
+        axes=axes,
+    )
+    encoding = build_encodings(options, geometry)[0]
+    encoding.reset_parameters(torch_stream("encoding", seed))
+    return encoding
+
+
+def build_encodings(options: Mapping[str, Any], geometry: Geometry) -> list[Encoding]:
+    """The modules of an encoding's YAML: one for all layers, or one a layer; what they learn is not yet drawn."""
+    target: type[Encoding] = load_class("encoding", options["target"])
+    return target.build(geometry, **arguments("encoding", options))
+
+
+def build_task(options: Mapping[str, Any]) -> Task:
+    """The task of its YAML."""
+    target: type[Task] = load_class("task", options["target"])
+    return target(**arguments("task", options))

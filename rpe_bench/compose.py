@@ -1,0 +1,187 @@
+"""Hydra as the front door: its flags and override grammar, our judgement of keys and values, one line an error."""
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import hydra.version
+import yaml
+from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rpe_bench import catalogue
+from rpe_bench.errors import ConfigError, nearest
+
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+"""What Hydra raises where an override or a file is wrong."""
+
+_KEY_VALUE = re.compile(r"(\+\+|\+|)(?P<key>[^=+~@/]+)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass
+class Composed:
+    """One run's config as composed, and whether it is to be run or was only to be shown."""
+
+    raw: dict[str, Any]
+    shown_only: bool
+
+
+def compose(arguments: Sequence[str]) -> Composed | None:
+    """Do what `arguments`, Hydra's flags and overrides, ask for: all of it but the run itself.
+
+    A sweep is done within, by the sweeper that conf/config.yaml names, and then nothing is left to return; nor is it
+    after --help and its like.
+
+    Raises:
+        ConfigError: the arguments cannot be composed.
+        SystemExit: after --help with status 0, after a sweep with its own.
+    """
+    # Hydra would otherwise print errors in its own way, over several lines, and exit with status 1 for all.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    hydra.version.setbase("1.3")
+    parser = get_args_parser()
+    parser.__class__ = _Parser
+    parsed = _parse(parser, arguments)
+    if not parsed.shell_completion:
+        parsed.overrides = judged_by_us(parsed.overrides)
+    _register_plugins()
+
+    found: list[DictConfig] = []
+
+    def run_hydra(request: argparse.Namespace) -> None:
+        _run_hydra(
+            args=request,
+            args_parser=parser,
+            task_function=found.append,
+            config_path=str(catalogue.CONF),
+            config_name="config",
+        )
+
+    shown = parsed.cfg in ("job", "all") and not parsed.help
+    repeat = argparse.Namespace(**vars(parsed))
+    try:
+        run_hydra(parsed)
+        if shown:
+            # A config that is wrong is still shown, and then judged, rather than passed as good.
+            repeat.cfg, repeat.package, repeat.resolve = None, None, False
+            repeat.overrides = [*repeat.overrides, "hydra.mode=RUN"]
+            run_hydra(repeat)
+        return Composed(as_data(found[0]), shown) if found else None
+    except COMPOSITION_ERRORS as error:
+        raise ConfigError(explain(error)) from error
+
+
+def as_data(config: DictConfig) -> dict[str, Any]:
+    """A composed config, without Hydra's own node, as plain data; OmegaConf's errors where a value is missing."""
+    keys = [str(key) for key in config if key != "hydra"]
+    data = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True, throw_on_missing=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def _register_plugins() -> None:
+    """Make the sweeper and the launcher known to Hydra.
+
+    Hydra finds plugins by walking directories, which misses those of an editable install. They must be imported after
+    that walk, and as `hydra_plugins.*`.
+    """
+    plugins = Plugins.instance()
+    from hydra_plugins.rpe_bench.launcher import PoolLauncher
+    from hydra_plugins.rpe_bench.sweeper import ResumingSweeper
+
+    plugins.register(PoolLauncher)
+    plugins.register(ResumingSweeper)
+
+
+def judged_by_us(overrides: Iterable[str]) -> list[str]:
+    """Overrides in the form that Hydra accepts whatever their key, since `resolve` knows better which keys exist.
+
+    Hydra knows the keys that a YAML lists, and for others demands a `+`. A class may take more parameters than its YAML
+    lists, and of what is neither, `resolve` can say what was meant.
+
+    Raises:
+        ConfigError: a group is given a list, which Hydra would merge into one choice.
+    """
+    return [_judged_by_us(override) for override in overrides]
+
+
+def _judged_by_us(override: str) -> str:
+    match = _KEY_VALUE.fullmatch(override)
+    if match is None and not re.search("[~@/]", override):
+        raise ConfigError(f"{override}: is no override, which reads key=value")
+    if match is None:
+        return override
+    # Given on the command line, a parameter of the sweeper is no more than the values of an override.
+    key, value = match["key"].removeprefix("hydra.sweeper.params."), match["value"]
+    if key.split(".")[0] == "hydra":
+        return override
+    if key == "experiment":
+        return f"+experiment={value}"
+    if key not in catalogue.GROUPS:
+        return f"++{key}={value}"
+    if value.startswith(("[", "{")):
+        raise ConfigError(f"{key}={value}: a run has one {key} (a sweep over several reads -m {key}=a,b)")
+    if re.fullmatch(r"[\w.+-]+", value) and not isinstance(yaml.safe_load(value), str):
+        return f"{key}='{value}'"  # a choice is a name, even if it reads like a number
+    return f"{key}={value}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    # Intermixed: flags may stand between overrides.
+    parsed, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        flags = sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
+        raise ConfigError(f"{unknown[0]}: unknown flag{nearest(unknown[0], flags)} (flags: {', '.join(flags)})")
+    commands = ("run", "multirun", "cfg", "info", "shell_completion")
+    asked = [f"--{command.replace('_', '-')}" for command in commands if getattr(parsed, command)]
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)}: one at a time")
+    if parsed.resolve and not (parsed.cfg or parsed.help):
+        raise ConfigError("--resolve: goes with --cfg or --help")
+    if parsed.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun: not supported (a run is repeated by giving its overrides again)")
+    return parsed
+
+
+def explain(error: BaseException) -> str:
+    """One of Hydra's or OmegaConf's errors on one line."""
+    text = str(error)
+    if isinstance(error, yaml.YAMLError):  # says where on its last line
+        return " ".join(text.split())
+    if isinstance(error, OverrideParseException):
+        return f"{plain(error.override)}: cannot be read: {_first_line(error)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        file = re.match(r"In '(.*?)'", text)
+        where = f" (in {file[1]}.yaml)" if file and file[1].startswith("experiment/") else ""
+        return catalogue.unknown_choice(group, name, sorted(error.options)) + where
+    ambiguous = re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'", text)
+    if ambiguous:
+        return f"{plain(ambiguous[1])}: several values make a sweep, which needs -m (a list reads key=[1,2])"
+    # A composition error says where; its cause, if there is one, what and for which key.
+    cause = error.__cause__ or error
+    parts = [getattr(cause, "full_key", None), _first_line(error), _first_line(cause)]
+    return ": ".join(dict.fromkeys(part for part in parts if part))
+
+
+def plain(override: str) -> str:
+    """An override as one would type it."""
+    return override.lstrip("+")
+
+
+def _first_line(error: BaseException) -> str:
+    first, _, rest = str(error).partition("\n")
+    if first.endswith(":"):
+        first += " " + rest.partition("\n")[0]
+    return first.rstrip(".")

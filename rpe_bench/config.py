@@ -1,0 +1,330 @@
+"""The whole configuration of a run: its types, its ranges, and the rules that join its parts.
+
+`resolve` turns what the YAML files and overrides compose into a `Config` that can be run as it stands, or says all that
+is wrong with it. Keys are documented in conf/.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rpe_bench.components import build_encodings, build_task, complete, rule, show
+from rpe_bench.encodings.base import Encoding, Geometry
+from rpe_bench.errors import ConfigError, nearest
+from rpe_bench.schema import FORMAT
+from rpe_bench.tasks.base import Task
+
+__all__ = ["Config", "ConfigError", "resolve"]
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Id = Annotated[str, Field(pattern=r"^\w+$")]
+"""Part of a run's id and of its path."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Component(Section):
+    """An encoding or a task: besides these keys, the parameters of the class that `target` names."""
+
+    model_config = ConfigDict(extra="allow")
+    name: Id
+    target: str
+
+
+class Model(Section):
+    name: Id
+    layers: Positive
+    dim: Positive
+    heads: Positive
+    causal: bool | None
+    """A decoder (true) or an encoder; null for what the task needs."""
+    embedding_std: Annotated[float, Field(gt=0)]
+    """Of the token embeddings as drawn; sets how loud an added position is beside the token."""
+
+    @model_validator(mode="after")
+    def heads_divide_the_width(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"model.heads={self.heads}: must divide model.dim={self.dim}")
+        return self
+
+
+class Recipe(Section):
+    name: Id
+    steps: Positive
+    batch_size: Positive
+    lr: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    warmup_steps: Natural
+    """`resolve` takes null for a tenth of the steps, 100 at most."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)]
+    grad_clip: Annotated[float, Field(gt=0)]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    train_length: Positive | None
+    """The longest problem size trained on; null for the task's default."""
+    lengths: Literal["uniform", "fixed"]
+    precision: Literal["fp32", "bf16-mixed"]
+    log_every: Positive
+
+    @model_validator(mode="after")
+    def warm_up_fits(self) -> Self:
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"recipe.warmup_steps={self.warmup_steps}: must not exceed recipe.steps={self.steps}")
+        return self
+
+
+class Evaluation(Section):
+    lengths: Annotated[list[Positive], Field(min_length=1)] | None
+    """Problem sizes; null for those multiples of the training length that the task can pose."""
+    multiples: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    examples: Positive
+    seed: Natural
+
+
+class Logger(Section):
+    name: Literal["wandb", "csv"]
+    mode: Literal["offline", "online", "disabled"]
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str]
+
+    @model_validator(mode="after")
+    def csv_mirrors_nothing(self) -> Self:
+        if self.name == "csv" and self.mode != "disabled":
+            raise ValueError(f"logger.mode={self.mode}: contradicts logger=csv, which has no mirror; use logger=wandb")
+        return self
+
+
+class Sweep(Section):
+    workers: Positive | None
+    """Jobs at once; null for as many as the cores allow."""
+
+
+class Config(Section):
+    """One run. Once resolved, nothing in it is null that a run depends on."""
+
+    seed: Natural
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Positive
+    results_dir: Path
+    encoding: Component
+    task: Component
+    model: Model
+    recipe: Recipe
+    evaluation: Evaluation
+    logger: Logger
+    sweep: Sweep
+
+    @classmethod
+    def load(cls, path: Path) -> "Config":
+        """A resolved config as a run directory keeps it."""
+        return parse(yaml.safe_load(path.read_text()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for YAML and JSON."""
+        return self.model_dump(mode="json")
+
+    def identity(self) -> dict[str, Any]:
+        """All that can change the numbers of a resolved config, and nothing else."""
+        config = self.as_dict()
+        for key in ("logger", "results_dir", "sweep"):
+            del config[key]
+        # The lengths say it all, however they came about.
+        del config["evaluation"]["multiples"]
+        return config | {"format": FORMAT}
+
+    @property
+    def run_id(self) -> str:
+        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+        return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-s{self.seed}-{digest}"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.results_dir / "runs" / self.run_id
+
+    @property
+    def train_tokens(self) -> int:
+        """The longest sequence trained on, in tokens."""
+        assert self.recipe.train_length is not None
+        return self.build_task().length(self.recipe.train_length)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence trained or evaluated on, in tokens."""
+        assert self.recipe.train_length is not None and self.evaluation.lengths is not None
+        task = self.build_task()
+        return max(task.length(size) for size in (self.recipe.train_length, *self.evaluation.lengths))
+
+    def build_task(self) -> Task:
+        return build_task(self.task.model_dump())
+
+    def build_encodings(self) -> list[Encoding]:
+        """One module for all layers, or one a layer, on torch's default device; what they learn is not yet drawn."""
+        assert self.model.causal is not None
+        geometry = Geometry(
+            dim=self.model.dim,
+            heads=self.model.heads,
+            layers=self.model.layers,
+            train_length=self.train_tokens,
+            max_length=self.max_tokens,
+            causal=self.model.causal,
+            axes=self.build_task().axes,
+        )
+        return build_encodings(self.encoding.model_dump(), geometry)
+
+
+def resolve(raw: Mapping[str, Any]) -> Config:
+    """The config that `raw`, as composed, stands for: complete, checked, and ready to run.
+
+    Raises:
+        ConfigError: all that is wrong with it, a line each.
+    """
+    errors = []
+    completed = dict(raw)
+    for group in ("encoding", "task"):
+        options = raw.get(group)
+        if isinstance(options, Mapping) and {"name", "target"} <= options.keys():
+            try:
+                completed[group] = complete(group, options)
+            except ConfigError as error:
+                errors += error.errors
+    completed["recipe"] = _warm_up_by_default(raw.get("recipe"))
+    try:
+        config = parse(completed)
+    except ConfigError as error:
+        errors += error.errors
+    if errors:
+        raise ConfigError(*errors)
+    return _fit(config)
+
+
+def _warm_up_by_default(recipe: Any) -> Any:
+    if not isinstance(recipe, Mapping) or recipe.get("warmup_steps", 0) is not None:
+        return recipe
+    steps = recipe.get("steps")
+    return dict(recipe) | {"warmup_steps": max(0, min(100, steps // 10)) if isinstance(steps, int) else 0}
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """Types, ranges and keys alone.
+
+    Raises:
+        ConfigError: all that is wrong with them, a line each.
+    """
+    try:
+        return Config.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(*(_line(details) for details in error.errors(include_url=False))) from None
+
+
+def _line(error: Any) -> str:
+    """One of pydantic's errors as ``recipe.steps=-5: must be at least 1``."""
+    section = str(error["loc"][0]) if len(error["loc"]) > 1 else ""
+    key = str(error["loc"][-1])
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])[1:]
+    if error["type"] == "value_error":  # a rule between keys, which names them itself
+        return rule(error)
+    if error["type"] == "missing":
+        return f"{path}: is missing"
+    if error["type"] == "extra_forbidden":
+        allowed = _keys(section)
+        where = f"keys of {section}" if section else "keys"
+        meant = nearest(key, allowed, f"{section}." if section else "")
+        return f"{path}={show(error['input'])}: unknown key{meant} ({where}: {', '.join(allowed)})"
+    return f"{path}={show(error['input'])}: {rule(error)}"
+
+
+def _keys(section: str) -> list[str]:
+    fields = Config.model_fields
+    model: Any = fields[section].annotation if section in fields else Config
+    return list(model.model_fields)
+
+
+def _fit(config: Config) -> Config:
+    """Fill in what is left to the task and the machine, and hold the parts against each other."""
+    name = config.task.name
+    try:
+        task = config.build_task()
+    except ValueError as error:
+        raise ConfigError(f"task={name}: {error}") from error
+    errors = []
+
+    train_length = config.recipe.train_length or task.default_train_length
+    sizes = config.evaluation.lengths
+    if refusal := _refusal(task, train_length):
+        errors.append(f"recipe.train_length={train_length}: {refusal}")
+    elif sizes is not None:
+        given = f"evaluation.lengths={show(sizes)}"
+        errors += [f"{given}: {refusal}" for size in sizes if (refusal := _refusal(task, size))]
+    else:
+        # Half of a short training length may be no problem at all.
+        multiples = [math.floor(multiple * train_length + 0.5) for multiple in config.evaluation.multiples]
+        sizes = [size for size in multiples if not _refusal(task, size)]
+        if not sizes:
+            errors.append(f"evaluation.multiples: none of recipe.train_length={train_length} is a size of task={name}")
+
+    causal = config.model.causal
+    if causal is None:
+        causal = task.causal is not False
+    elif task.causal is not None and causal != task.causal:
+        needs = "causal: true" if task.causal else "bidirectional: false"
+        errors.append(f"model.causal={show(causal)}: contradicts task={name}, whose model must be {needs} or null")
+
+    usable = torch.cuda.is_available()
+    device = config.device if config.device != "auto" else "cuda" if usable else "cpu"
+    if device == "cuda" and not usable:
+        errors.append("device=cuda: torch finds no GPU here (choose cpu or auto)")
+    if errors or sizes is None:
+        raise ConfigError(*errors)
+
+    changes = {
+        "device": device,
+        "model": config.model.model_copy(update={"causal": causal}),
+        "recipe": config.recipe.model_copy(update={"train_length": train_length}),
+        "evaluation": config.evaluation.model_copy(update={"lengths": sorted(set(sizes))}),
+    }
+    config = config.model_copy(update=changes)
+    _check_encoding(config, task)
+    return config
+
+
+def _refusal(task: Task, size: int) -> str | None:
+    """Why there is no problem of this size, if so."""
+    try:
+        task.check_size(size)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _check_encoding(config: Config, task: Task) -> None:
+    """Raise ConfigError where the encoding does not fit the model or the lengths; it is built without memory."""
+    label = f"encoding={config.encoding.name}"
+    try:
+        with torch.device("meta"):
+            encoding = config.build_encodings()[0]
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from error
+    errors = []
+    if encoding.causal_only and not config.model.causal:
+        errors.append(f"{label}: has no meaning where a token sees later ones, but model.causal is false")
+    if encoding.axes is not None and encoding.axes != task.axes:
+        errors.append(f"{label}: takes {encoding.axes} axes of position, but task={config.task.name} has {task.axes}")
+    if encoding.longest is not None and encoding.longest < config.max_tokens:
+        errors.append(
+            f"{label}: reaches {encoding.longest} tokens, but the longest of evaluation.lengths and"
+            f" recipe.train_length takes {config.max_tokens} (make one larger, or the others smaller)"
+        )
+    if errors:
+        raise ConfigError(*errors)

@@ -1,0 +1,103 @@
+"""A sweep that is checked as a whole before it starts, and leaves out what is finished."""
+
+# No `from __future__ import annotations` here: Hydra reads the types of the dataclass below.
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+@dataclass
+class ResumingSweeperConf:
+    _target_: str = "hydra_plugins.rpe_bench.sweeper.ResumingSweeper"
+    params: dict[str, str] = field(default_factory=dict)
+    grids: list[dict[str, Any]] = field(default_factory=list)
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="resuming", node=ResumingSweeperConf, provider="rpe_bench")
+
+
+class ResumingSweeper(BasicSweeper):
+    """The product of all values given, by `hydra.sweeper.params` or in overrides, as Hydra's own sweeper takes it.
+
+    Where `hydra.sweeper.grids` lists several sets of parameters, a product is made of each, with all that is given
+    besides, and the sweep is their union: a task then comes with the recipe, or the model, that belongs to it.
+    """
+
+    def __init__(self, params: dict[str, str], grids: list[dict[str, Any]]) -> None:
+        super().__init__(max_batch_size=None, params=params)
+        self.grids = grids
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        # Here rather than on top: every application of Hydra in this environment imports this module.
+        from rpe_bench.sweep import job
+
+        super().setup(hydra_context=hydra_context, task_function=job, config=config)
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Compose and check all jobs, then launch those that are not finished.
+
+        Raises:
+            ConfigError: some jobs are wrong, and none was started.
+            SystemExit: some runs failed (status 1), or the sweep was interrupted (130).
+        """
+        from hydra_plugins.rpe_bench.launcher import PoolLauncher
+        from rpe_bench.compose import judged_by_us, plain
+        from rpe_bench.errors import ConfigError
+        from rpe_bench.sweep import Job, run_jobs
+
+        assert self.launcher is not None
+        given = [plain(argument) for argument in arguments]
+        combinations = [combination for grid in self.grids or [{}] for combination in self._product(grid, given)]
+
+        jobs, errors = [], []
+        for combination in map(judged_by_us, combinations):
+            try:
+                jobs.append(Job(combination, self._resolve(combination)))
+            except ConfigError as error:
+                label = " ".join(map(plain, combination))
+                errors += [f"{label}: {line}" for line in error.errors]
+        if errors:
+            raise ConfigError(*errors)
+        if not jobs:
+            raise ConfigError(f"{' '.join(given)}: an empty range leaves nothing to run")
+
+        if isinstance(self.launcher, PoolLauncher):
+            # Spares it to compose everything once more.
+            self.launcher.configs = {tuple(job.overrides): job.config for job in jobs}
+        launcher = self.launcher
+        status = run_jobs(jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0))
+        if status:
+            raise SystemExit(status)
+
+    def _product(self, grid: Mapping[str, Any], given: list[str]) -> Sequence[Sequence[str]]:
+        """The overrides of each job of a grid; what is given on the command line comes last, and so prevails."""
+        from rpe_bench.compose import judged_by_us, plain
+        from rpe_bench.errors import ConfigError
+
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        listed = [f"{key}={value}" for key, value in {**self.params, **grid}.items()]
+        overrides = parser.parse_overrides(judged_by_us([*listed, *given]))
+        for override in overrides:
+            if override.is_sweep_override() and not override.is_discrete_sweep():
+                raise ConfigError(f"{plain(str(override.input_line))}: has no end of values; use choice() or range()")
+        [combinations] = self.split_arguments(overrides, max_batch_size=None)
+        return combinations
+
+    def _resolve(self, overrides: list[str]) -> Any:
+        from rpe_bench.compose import COMPOSITION_ERRORS, as_data, explain
+        from rpe_bench.config import resolve
+        from rpe_bench.errors import ConfigError
+
+        assert self.hydra_context is not None and self.config is not None
+        try:
+            raw = as_data(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
+        except COMPOSITION_ERRORS as error:
+            raise ConfigError(explain(error)) from error
+        return resolve(raw)

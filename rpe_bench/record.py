@@ -1,0 +1,304 @@
+"""The run directory: the one lasting account of a run, and the only thing that reports read.
+
+    config.yaml      the resolved config
+    run.json         status, times, sizes, speed, versions, commit and host; a run is finished when this says so
+    train.csv  eval.csv  positions.csv  slices.csv  baselines.csv      the columns of rpe_bench.schema.TABLES
+    checkpoint.pt    whatever was given to `Record.checkpoint`
+
+Every file appears whole, by writing to a temporary name and renaming, so that a reader never sees half of one.
+"""
+
+import csv
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import yaml
+
+from rpe_bench.config import Config
+from rpe_bench.errors import one_line
+from rpe_bench.schema import FORMAT, TABLES
+
+if TYPE_CHECKING:
+    from rpe_bench.wandb_mirror import WandbMirror
+
+NOTES = (
+    "train_length",
+    "train_tokens",
+    "max_tokens",
+    "parameters",
+    "encoding_parameters",
+    "train_seconds",
+    "evaluation_seconds",
+    "tokens_per_second",
+)
+"""What `Record.note` adds to run.json; null until noted."""
+
+FLUSH_SECONDS = 5.0
+"""train.csv is rewritten at most this often while the run goes on."""
+
+Row = Mapping[str, Any]
+
+
+class Record:
+    """Keeps the account of one run, and mirrors it to W&B if the config asks for that.
+
+        with Record(config) as record:
+            record.note(parameters=n)
+            record.train({"step": 1, "tokens": 512, ...})
+            record.table("eval", rows)
+            record.checkpoint(state)
+
+    On entry the directory holds config.yaml and a run.json that says "running"; whatever an unfinished attempt left
+    there is removed. On exit run.json says "finished", "failed" (with the exception, which is raised on) or, after an
+    interrupt or a SystemExit, "interrupted". Set torch's number of threads before entering: it is recorded there.
+
+    Raises:
+        FileExistsError: on entry, where the directory holds a finished run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.directory = config.run_dir
+        self._config = config
+        self._mirror: WandbMirror | None = None
+        self._train: list[dict[str, Any]] = []
+        self._flushed = 0.0
+
+    def __enter__(self) -> Self:
+        config = self._config
+        if status(self.directory) == "finished":
+            raise FileExistsError(f"{self.directory} holds a finished run, which is never overwritten")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._started = time.perf_counter()
+        if config.device == "cuda":
+            torch.cuda.init()  # the next line refuses where nothing has done so yet
+            torch.cuda.reset_peak_memory_stats()
+        self._facts: dict[str, Any] = {
+            "format": FORMAT,
+            "run_id": config.run_id,
+            "status": "running",
+            "exception": None,
+            "started": _now(),
+            "finished": None,
+            "seconds": None,
+            **dict.fromkeys(NOTES),
+            "peak_memory_bytes": None,
+            **host(config.device),
+        }
+        # First, so that files of an earlier attempt are never taken for those of a finished run.
+        self._write_facts()
+        for name in ("config.yaml", "checkpoint.pt", *(f"{table}.csv" for table in TABLES)):
+            (self.directory / name).unlink(missing_ok=True)
+        for leftover in self.directory.glob(".*.tmp"):
+            leftover.unlink()
+        resolved = config.as_dict()
+        write_text(self.directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        if config.logger.mode != "disabled":
+            from rpe_bench.wandb_mirror import WandbMirror  # without a mirror, no wandb
+
+            self._mirror = WandbMirror(
+                config.run_id,
+                config.results_dir,
+                mode=config.logger.mode,
+                project=config.logger.project,
+                entity=config.logger.entity,
+                group=config.logger.group or config.task.name,
+                tags=[config.encoding.name, config.task.name, config.recipe.name, *config.logger.tags],
+                config=resolved,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        facts = self._facts
+        facts["status"] = "finished"
+        if error is not None:
+            facts["status"] = "failed" if isinstance(error, Exception) else "interrupted"
+            facts["exception"] = {
+                "type": type(error).__name__,
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+            }
+        facts["finished"] = _now()
+        facts["seconds"] = time.perf_counter() - self._started
+        facts["peak_memory_bytes"] = peak_memory_bytes()
+        if self._config.device == "cuda":
+            facts["peak_gpu_memory_bytes"] = torch.cuda.max_memory_allocated()
+        try:
+            self._flush_train()
+            self._write_facts()
+        finally:
+            if self._mirror:
+                self._mirror.close(self._summary(error), exit_code=0 if error is None else 1)
+
+    def train(self, row: Row) -> None:
+        """Add one row to train.csv, which follows within FLUSH_SECONDS or at the end."""
+        self._train += _plain("train", [row])
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self._flush_train()
+        if self._mirror:
+            self._mirror.log("train", self._train[-1:])
+
+    def table(self, name: str, rows: Iterable[Row]) -> None:
+        """Write NAME.csv. A row has exactly the columns of TABLES[name], in any order; numbers are Python's or NumPy's.
+
+        Raises:
+            ValueError: a row lacks a column or has one too many.
+        """
+        plain = _plain(name, rows)
+        write_text(self.directory / f"{name}.csv", to_csv(TABLES[name], plain))
+        if self._mirror:
+            self._mirror.log(name, plain)
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Write checkpoint.pt with torch.save."""
+        with atomic(self.directory / "checkpoint.pt") as temporary:
+            torch.save(dict(state), temporary)
+
+    def note(self, **facts: Any) -> None:
+        """Set facts of run.json, by the names in NOTES; they are in the file when the run ends.
+
+        Raises:
+            ValueError: a name is not in NOTES.
+        """
+        if unknown := facts.keys() - set(NOTES):
+            raise ValueError(f"run.json has no {', '.join(sorted(unknown))}; it takes {', '.join(NOTES)}")
+        self._facts.update(facts)
+
+    def _flush_train(self) -> None:
+        write_text(self.directory / "train.csv", to_csv(TABLES["train"], self._train))
+        self._flushed = time.monotonic()
+
+    def _write_facts(self) -> None:
+        write_text(self.directory / "run.json", json.dumps(self._facts, indent=2) + "\n")
+
+    def _summary(self, error: BaseException | None) -> dict[str, Any]:
+        facts = {key: value for key, value in self._facts.items() if value is not None and key != "run_id"}
+        return facts if error is None else {**facts, "exception": one_line(error)}
+
+
+def status(directory: Path) -> str | None:
+    """What run.json says of a run: "running", "finished", "failed" or "interrupted"; None where none can be read.
+
+    "running" is also what a run that was killed outright leaves behind.
+    """
+    try:
+        return str(json.loads((directory / "run.json").read_text())["status"])
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text, as it is, so that readers see the old file or the new one."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def to_csv(columns: Iterable[str], rows: Iterable[Row]) -> str:
+    """CSV with a header. A float is the shortest digits that read back as it: equal numbers, equal bytes."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _plain(table: str, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows with the table's columns in order and Python's own numbers."""
+    columns = TABLES[table]
+    plain = []
+    for row in rows:
+        if set(row) != set(columns):
+            raise ValueError(f"{table}.csv has the columns {', '.join(columns)}; a row has {', '.join(row)}")
+        # NumPy's float32 prints fewer digits than the number that W&B and the other columns would hold.
+        plain.append({c: row[c].item() if hasattr(row[c], "item") else row[c] for c in columns})
+    return plain
+
+
+def host(device: str) -> dict[str, Any]:
+    """Where and with what a run is made: versions, commit, threads, processor and device."""
+    packages = ("torch", "numpy", "hydra-core", "wandb", "rpe_bench")
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        **revision(Path(__file__).resolve().parents[1]),
+        "threads": torch.get_num_threads(),
+        "cpu": cpu_model(),
+        "device": device,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # rpe_bench itself, run from a checkout that is not installed
+        return None
+
+
+def revision(root: Path) -> dict[str, Any]:
+    """Commit of a git work tree and whether anything in it differs from that, files unknown to git included.
+
+    Both are None where `root` is not the top of a work tree, nothing is committed, or git is absent or refuses.
+    """
+    unknown = {"commit": None, "dirty": None}
+    if not (root / ".git").exists():  # git would look further up, and find whatever repository an installation lies in
+        return unknown
+    # Optional locks off: jobs that start together must not fight over the index.
+    command = ["git", "--no-optional-locks", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
+    command += ["status", "--porcelain=v2", "--branch"]
+    try:
+        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return unknown
+    lines = answer.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), "(initial)")
+    if answer.returncode != 0 or commit == "(initial)":
+        return unknown
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+
+
+def cpu_model() -> str:
+    """The processor's name, as far as the system tells."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_memory_bytes() -> int:
+    """The most main memory that this process has held, since it began rather than since the run did."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,44 @@
+"""What a run directory holds, as those who write it and those who read it agree."""
+
+FORMAT = 1
+"""Version of the run directory: of its files, columns and their meaning. Part of every run's identity."""
+
+TABLES = {
+    "train": {
+        "step": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "lr": "float64",
+        "grad_norm": "float64",
+        "tokens_per_second": "float64",
+    },
+    "eval": {
+        "length": "int64",
+        "split": "str",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "token_accuracy": "float64",
+        "exact_match": "float64",
+    },
+    "positions": {
+        "length": "int64",
+        "position": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "accuracy": "float64",
+    },
+    "slices": {
+        "length": "int64",
+        "slice": "str",
+        "value": "int64",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "accuracy": "float64",
+    },
+    "baselines": {"length": "int64", "chance": "float64", "majority": "float64"},
+}
+"""The columns of NAME.csv, in order, with their types in a DataFrame."""

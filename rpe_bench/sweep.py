@@ -1,0 +1,392 @@
+"""The runs of one request: which are finished already, and how the others run so that none can harm another.
+
+What became of a run is read from its run.json alone, whoever ran it.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from omegaconf import DictConfig
+
+from rpe_bench.compose import as_data
+from rpe_bench.config import Config, resolve
+from rpe_bench.errors import ConfigError, one_line
+from rpe_bench.record import write_text
+from rpe_bench.schema import FORMAT
+
+GRACE = 10.0
+"""Seconds that interrupted runs have to end by themselves."""
+
+
+@dataclass(frozen=True)
+class Job:
+    overrides: list[str]
+    config: Config
+
+
+# Records
+
+
+def read_record(config: Config) -> dict[str, Any]:
+    """A run's run.json; empty where there is none, or none that can be read."""
+    try:
+        record = json.loads((config.run_dir / "run.json").read_text())
+    except (FileNotFoundError, ValueError):  # the latter for what is neither JSON nor UTF-8
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def is_finished(config: Config) -> bool:
+    return read_record(config).get("status") == "finished"
+
+
+def record_failure(config: Config, kind: str, message: str, trace: str) -> None:
+    """Say in run.json that a run failed, for one that could not say so itself."""
+    failure = {
+        "format": FORMAT,
+        "run_id": config.run_id,
+        "status": "failed",
+        "exception": {"type": kind, "message": message, "traceback": trace},
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    write_text(config.run_dir / "run.json", json.dumps(read_record(config) | failure, indent=2) + "\n")
+
+
+def has_ended(config: Config, before: dict[str, Any]) -> bool:
+    """Whether the run's record says how it ended, given what an earlier attempt had left there."""
+    record = read_record(config)
+    return record != before and record.get("status") in ("finished", "failed", "interrupted")
+
+
+def describe_failure(config: Config) -> str:
+    """Why a run is not finished, on one line."""
+    record = read_record(config)
+    if not record:
+        return f"{config.run_id}: did not run"
+    exception = record.get("exception") or {"type": "Exit", "message": "the process ended before the run did"}
+    reason = " ".join(f"{exception['type']}: {exception['message']}".split())
+    return f"{config.run_id}: {reason} (see {config.run_dir / 'run.json'})"
+
+
+def check_writable(results_dir: Path) -> None:
+    """Raise ConfigError where runs could not be written: found before training rather than after."""
+    runs = results_dir / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=runs):
+            pass
+    except OSError as error:
+        raise ConfigError(f"results_dir={results_dir}: cannot write there: {error.strerror}") from error
+
+
+# Running
+
+
+def perform(config: Config) -> None:
+    """One run, in this process."""
+    torch.set_num_threads(config.threads)
+    from rpe_bench.run import execute
+
+    execute(config)
+
+
+def attempt(config: Config, work: Callable[[Config], None] = perform) -> bool:
+    """One run, in this process: whether it finished. What it raises goes into its record, and no further."""
+    before = read_record(config)
+    try:
+        work(config)
+    except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
+        if isinstance(error, SystemExit) or not has_ended(config, before):
+            record_failure(config, type(error).__name__, str(error), traceback.format_exc())
+    return is_finished(config)
+
+
+def job(composed: DictConfig) -> None:
+    """A job of a sweep as launchers other than the pool call it, in a process of theirs."""
+    attempt(resolve(as_data(composed)))
+
+
+def run_one(config: Config) -> int:
+    """Run what was asked for, unless it is finished; returns the exit status."""
+    check_writable(config.results_dir)
+    if is_finished(config):
+        print(f"{config.run_id}: finished already, in {config.run_dir}")
+        return 0
+    try:
+        if not attempt(config):
+            print(describe_failure(config), file=sys.stderr)
+            return 1
+    except KeyboardInterrupt:
+        print(f"{config.run_id}: interrupted; the same command runs it again", file=sys.stderr)
+        return 130
+    print(f"{config.run_id}: finished, in {config.run_dir}")
+    return 0
+
+
+def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
+    """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
+    for results_dir in {job.config.results_dir for job in jobs}:
+        check_writable(results_dir)
+    by_id: dict[str, Job] = {}
+    for job in jobs:
+        by_id.setdefault(job.config.run_id, job)
+    unique = list(by_id.values())
+    todo = [job for job in unique if not is_finished(job.config)]
+    print(f"{len(unique)} jobs: {len(unique) - len(todo)} finished, {len(todo)} to run", flush=True)
+    if not todo:
+        return 0
+    try:
+        launch(todo)
+    except KeyboardInterrupt:
+        finished = sum(is_finished(job.config) for job in unique)
+        print(f"interrupted: {finished} of {len(unique)} finished; the same command runs the others", file=sys.stderr)
+        return 130
+    except BrokenExecutor as error:  # a worker that joblib's jobs share was killed, and took the others with it
+        print(f"the launcher broke down: {one_line(error)}", file=sys.stderr)
+    failed = [job.config for job in todo if not is_finished(job.config)]
+    if failed:
+        print(f"{len(failed)} of {len(unique)} runs failed:", *map(describe_failure, failed), sep="\n", file=sys.stderr)
+    return 1 if failed else 0
+
+
+# The pool
+
+
+@dataclass
+class Worker:
+    """A process with one run."""
+
+    config: Config
+    process: BaseProcess
+    output: BinaryIO
+    """What it prints, kept out of the sweep's own lines."""
+    before: dict[str, Any]
+    """The run's record before it started: that of an earlier attempt, or none."""
+    effort: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform) -> None:
+    """Run each config in a process of its own, as many at once as `sweep.workers` says, and show how far it is.
+
+    A run that raises, exits or is killed leaves the others alone; afterwards its record says what happened.
+
+    Raises:
+        KeyboardInterrupt: once the processes have ended.
+    """
+    _import_all(configs)
+    sweep = configs[0].sweep
+    limit = sweep.workers or max(1, available_cores() // configs[0].threads)
+    waiting = deque((config, effort(config)) for config in configs)
+    progress = Progress(len(waiting), sum(effort for _, effort in waiting), limit)
+    running: list[Worker] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                running.append(_start(*waiting.popleft(), work))
+                progress.began(running[-1])
+            progress.show(running)
+            wait([worker.process.sentinel for worker in running], timeout=1 if progress.live else None)
+            for worker in [worker for worker in running if worker.process.exitcode is not None]:
+                running.remove(worker)
+                _settle(worker)
+                progress.ended(worker, running)
+        progress.show(running)
+    finally:
+        progress.close()
+        _stop(running)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, and its container's share of time where that is less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(FileNotFoundError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _import_all(configs: Sequence[Config]) -> None:
+    """Import what runs import, so that forked processes need not: 4 s a run otherwise, most of it torch.
+
+    Importing is all that may happen here: threads and CUDA do not survive a fork.
+    """
+    importlib.import_module("rpe_bench.run")
+    importlib.import_module("torch._dynamo")  # by the first step of an optimiser
+    if any(config.logger.mode != "disabled" for config in configs):
+        from rpe_bench.wandb_mirror import preload
+
+        preload()
+
+
+def _start(config: Config, effort: float, work: Callable[[Config], None]) -> Worker:
+    output = tempfile.TemporaryFile()
+    process = multiprocessing.get_context("fork").Process(target=_run_in_child, args=(config, work, output.fileno()))
+    before = read_record(config)
+    # The child must not see a Ctrl-C before it has learnt to ignore it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return Worker(config, process, output, before, effort)
+
+
+def _run_in_child(config: Config, work: Callable[[Config], None], output: int) -> None:
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    # Ctrl-C reaches the whole group of processes; what happens then is the parent's to say, by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if not attempt(config, work):
+        sys.exit(1)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _settle(worker: Worker) -> None:
+    """See to it that the record of a run whose process has ended says how."""
+    code = worker.process.exitcode
+    assert code is not None
+    if not has_ended(worker.config, worker.before):
+        kind, message = "Exit", f"the process ended with status {code} before the run did"
+        if code < 0:
+            kind = signal.Signals(-code).name
+            message = "killed, as the kernel does where memory runs out" if code == -signal.SIGKILL else "killed"
+        worker.output.seek(0)
+        record_failure(worker.config, kind, message, worker.output.read()[-10_000:].decode(errors="replace"))
+    worker.output.close()
+
+
+def _stop(workers: Sequence[Worker]) -> None:
+    """End processes: by themselves within GRACE seconds, or not; a second Ctrl-C does not wait."""
+    for worker in workers:
+        worker.process.terminate()
+    deadline = time.monotonic() + GRACE
+    try:
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.output.close()
+
+
+# Progress
+
+
+def effort(config: Config) -> float:
+    """How long a run takes, up to a factor that runs on one machine share."""
+    task, recipe, evaluation = config.build_task(), config.recipe, config.evaluation
+    assert evaluation.lengths is not None
+    trained = recipe.steps * recipe.batch_size * config.train_tokens * (0.5 if recipe.lengths == "uniform" else 1)
+    evaluated = evaluation.examples * sum(task.length(size) for size in evaluation.lengths)
+    # A backward pass costs about two forward ones.
+    return (3 * trained + evaluated) * config.model.layers * config.model.dim
+
+
+class Progress:
+    """``3/45 done, 0 failed, ETA 2 min 10 s`` on stderr: one changing line on a terminal, else one as each run ends.
+
+    The estimate weighs runs by their effort, so that it is of use early on, when the short ones have finished first.
+    """
+
+    def __init__(self, total: int, effort: float, workers: int) -> None:
+        self.total, self.workers = total, workers
+        self.waiting = effort
+        """Effort of the runs that have not begun."""
+        self.done = self.failed = 0
+        self.spent = self.seconds = 0.0
+        """Effort of the runs that have finished, and the seconds they took."""
+        self.began_at = time.monotonic()
+        self.live = sys.stderr.isatty()
+        if not self.live:
+            print(self.line([]), file=sys.stderr, flush=True)
+
+    def began(self, worker: Worker) -> None:
+        """Count a run that has begun."""
+        self.waiting -= worker.effort
+
+    def ended(self, worker: Worker, running: Sequence[Worker]) -> None:
+        """Count a run whose process has ended."""
+        finished = is_finished(worker.config)
+        if finished:
+            self.done += 1
+            self.spent += worker.effort
+            self.seconds += worker.seconds
+        else:
+            self.failed += 1
+        if not self.live:
+            outcome = "finished" if finished else "failed"
+            print(f"{self.line(running)}; {worker.config.run_id} {outcome}", file=sys.stderr, flush=True)
+
+    def show(self, running: Sequence[Worker]) -> None:
+        """Renew the line of a terminal."""
+        if self.live:
+            print(f"\r{self.line(running)}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the line of a terminal as it is."""
+        if self.live:
+            print(file=sys.stderr)
+
+    def line(self, running: Sequence[Worker]) -> str:
+        """How far the sweep is."""
+        counts = f"{self.done}/{self.total} done, {self.failed} failed"
+        if self.done + self.failed == self.total:
+            return f"{counts}, took {duration(time.monotonic() - self.began_at)}"
+        left = self.seconds_left([(worker.effort, worker.seconds) for worker in running])
+        return f"{counts}, ETA {'unknown until a run has finished' if left is None else duration(left)}"
+
+    def seconds_left(self, running: Sequence[tuple[float, float]]) -> float | None:
+        """Seconds until all is done, given the effort of each run that is on its way, and the seconds since its start.
+
+        None as long as no run has finished: how fast this machine is cannot be known before.
+        """
+        if not self.spent:
+            return None
+        pace = self.seconds / self.spent
+        remaining = [max(0.0, effort * pace - elapsed) for effort, elapsed in running]
+        return max([(self.waiting * pace + sum(remaining)) / self.workers, *remaining])
+
+
+def duration(seconds: float) -> str:
+    """``40 s``, ``2 min 10 s``, ``1 h 5 min``."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

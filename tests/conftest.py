@@ -1,0 +1,56 @@
+"""What tests of different modules share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from rpe_bench import catalogue
+from rpe_bench.config import Config, resolve
+
+torch.set_num_threads(1)  # the tensors are tiny, and pytest-xdist fills the cores with processes
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+SMALL = {
+    "model.dim": 16,
+    "model.heads": 2,
+    "recipe.steps": 4,
+    "recipe.batch_size": 8,
+    "recipe.log_every": 2,
+    "evaluation.examples": 32,
+    "evaluation.multiples": [0.5, 1, 2],
+}
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> MakeConfig:
+    """A function that resolves the config of a run of a fraction of a second, as the files of conf/ say but for SMALL.
+
+    make_config("retrieval", "alibi", {"recipe.steps": 9}): a dotted key overrides one key.
+    """
+
+    def make(task: str = "copy", encoding: str = "rope", overrides: dict[str, Any] | None = None) -> Config:
+        raw = yaml.safe_load((catalogue.CONF / "config.yaml").read_text())
+        del raw["defaults"], raw["hydra"]
+        raw["results_dir"] = str(tmp_path / "results")
+        chosen = {"task": task, "encoding": encoding, "model": "tiny", "recipe": "quick", "logger": "csv"}
+        raw |= {group: catalogue.read(group, name) for group, name in chosen.items()}
+        for key, value in (SMALL | {"device": "cpu"} | (overrides or {})).items():
+            *groups, leaf = key.split(".")
+            section = raw
+            for group in groups:
+                section = section[group]
+            section[leaf] = value
+        return resolve(raw)
+
+    return make

@@ -1,0 +1,303 @@
+"""Every path of attention is the reference path, in values and gradients, and is the path taken where it should be."""
+
+import inspect
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rpe_bench import attention, catalogue
+from rpe_bench.attention import attend, attention_logits, reference
+from rpe_bench.components import load_class, make_encoding
+from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry
+
+LENGTHS = (1, 2, 7, 64, 257)
+HEADS = (1, 2, 4, 6)
+
+Build = Callable[[int, bool], Encoding]
+"""From the number of heads, and whether the model is causal, to an encoding."""
+
+
+class Content(Encoding):
+    """Overrides content, bias and value, none of which is a function of distance alone."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.keys = nn.Parameter(torch.empty(2 * 4 + 1, geometry.head_dim))
+        self.values = nn.Parameter(torch.empty(2 * 4 + 1, geometry.head_dim))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        for table in self.parameters():
+            nn.init.normal_(table, generator=generator)
+
+    def index(self, context: Context) -> Tensor:
+        return context.offset.clamp(-4, 4) + 4
+
+    def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        return super().content(q_BHQK, k_BHSK, context).tanh()
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        assert context.content_BHQS is not None
+        relative = torch.einsum("bhqk,...qsk->bhqs", q_BHQK, self.keys[self.index(context)])
+        return relative + context.content_BHQS.square()
+
+    def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
+        relative = torch.einsum("bhqs,...qsk->bhqk", weights_BHQS, self.values[self.index(context)])
+        return weights_BHQS @ v_BHSK + relative
+
+
+class DistanceAndContent(DistanceBias):
+    """A bias of distance alone, and another change besides."""
+
+    def of_offset(self, offset: Tensor) -> Tensor:
+        return -offset.abs().double()[..., None].sqrt()
+
+    def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        return super().content(q_BHQK, k_BHSK, context).tanh()
+
+
+def own(cls: type[Encoding]) -> Build:
+    def build(heads: int, causal: bool) -> Encoding:
+        encoding = cls(Geometry(4 * heads, heads, 16, 257, causal))
+        encoding.reset_parameters(torch.Generator().manual_seed(0))
+        return encoding
+
+    return build
+
+
+def from_conf(name: str, **options: Any) -> Build:
+    def build(heads: int, causal: bool) -> Encoding:
+        sizes = {"dim": 4 * heads, "heads": heads, "train_length": 16, "max_length": 257, "causal": causal}
+        encoding = make_encoding(name, **sizes, **options)
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+        return encoding
+
+    return build
+
+
+def builders() -> dict[str, tuple[type[Encoding], Build]]:
+    """Every encoding of conf/, with one column for all heads too where it has that option; and those above."""
+    found: dict[str, tuple[type[Encoding], Build]] = {}
+    for cls in (Content, DistanceAndContent):
+        found[cls.__name__] = cls, own(cls)
+    for name in catalogue.choices("encoding"):
+        cls = load_class("encoding", catalogue.read("encoding", name)["target"])
+        found[name] = cls, from_conf(name)
+        if "per_head" in inspect.signature(cls).parameters:
+            found[f"{name}-one column"] = cls, from_conf(name, per_head=False)
+    return found
+
+
+BUILDERS = builders()
+CASES = list(itertools.product(BUILDERS, (True, False)))
+CASES = [(label, causal) for label, causal in CASES if causal or not BUILDERS[label][0].causal_only]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{'causal' if case[1] else 'bidirectional'}")
+def build(request: pytest.FixtureRequest) -> Callable[[int], Encoding]:
+    """A function from the number of heads to an encoding."""
+    label, causal = request.param
+    return lambda heads: BUILDERS[label][1](heads, causal)
+
+
+@dataclass
+class Taken:
+    """What attention did: calls of each function, masks given to the fused kernel, rows of each explicit call."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    masks: list[Tensor | None] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def path(self) -> str:
+        kinds = {name for name in self.calls if name != "scaled_dot_product_attention"}
+        return " and ".join(sorted(kinds)) or "fused"
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
+    record = Taken()
+
+    def spy(name: str) -> None:
+        original = getattr(attention, name)
+
+        def spied(*args: Any, **kwargs: Any) -> Tensor:
+            record.calls[name] += 1
+            if name == "scaled_dot_product_attention":
+                record.masks.append(kwargs.get("attn_mask"))
+            if name == "_explicit":
+                record.rows.append(args[1].shape[2])
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(attention, name, spied)
+
+    for name in ("scaled_dot_product_attention", "_explicit", "_view_of_bias", "_unfolded_bias"):
+        spy(name)
+    return record
+
+
+def expected_path(encoding: Encoding, positions: Tensor | None) -> str:
+    """As the documentation of the module says."""
+    places = set(encoding.changes()) - {"embed", "rotate"}
+    if not places:
+        return "fused"
+    if places != {"bias"} or not isinstance(encoding, DistanceBias) or positions is not None:
+        return "_explicit"
+    return "_unfolded_bias" if len(list(encoding.parameters())) and torch.is_grad_enabled() else "_view_of_bias"
+
+
+def inputs(heads: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    return [torch.randn(2, heads, length, 4, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3)]
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_values_and_gradients_are_the_reference(build, taken: Taken, dtype: torch.dtype) -> None:
+    for heads, length in itertools.product(HEADS, LENGTHS):
+        encoding = build(heads).to(dtype)
+        q, k, v = (tensor.requires_grad_() for tensor in inputs(heads, length, dtype))
+        leaves = [q, k, v, *encoding.parameters()]
+        context = Context(length, encoding.geometry.causal)
+        toward = torch.randn(q.shape, dtype=dtype)
+
+        expected = reference(encoding, q, k, v, context)
+        taken.calls.clear()
+        found = attend(encoding, q, k, v, context)
+        assert taken.path() == expected_path(encoding, None)
+        assert_close(found, expected, dtype)
+        gradients = [torch.autograd.grad((out * toward).sum(), leaves, allow_unused=True) for out in (found, expected)]
+        for one, other in zip(*gradients, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert_close(one, other, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@torch.no_grad()
+def test_values_without_gradients_are_the_reference(build, taken: Taken, dtype: torch.dtype) -> None:
+    for heads, length in itertools.product(HEADS, LENGTHS):
+        encoding = build(heads).to(dtype)
+        q, k, v = inputs(heads, length, dtype)
+        context = Context(length, encoding.geometry.causal)
+        expected = reference(encoding, q, k, v, context)
+        taken.calls.clear()
+        assert_close(attend(encoding, q, k, v, context), expected, dtype)
+        assert taken.path() == expected_path(encoding, None)
+
+
+def test_given_positions(build, taken: Taken) -> None:
+    """Positions out of order, with gaps, and different for each example."""
+    for positions in (torch.tensor([3, 0, 7, 7, 20, 250]), torch.tensor([[0, 1, 2, 3, 4, 5], [9, 8, 7, 2, 1, 0]])):
+        encoding = build(2).double()
+        q, k, v = inputs(2, 6, torch.float64)
+        context = Context(6, encoding.geometry.causal, positions)
+        expected = reference(encoding, q, k, v, context)
+        taken.calls.clear()
+        assert_close(attend(encoding, q, k, v, context), expected, torch.float64)
+        assert taken.path() == expected_path(encoding, positions)
+
+
+def test_long_sequences_are_taken_in_chunks(build, taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    length, rows = 64, 10
+    monkeypatch.setattr(attention, "CHUNK_ELEMENTS", 2 * 4 * length * rows + 5)
+    encoding = build(4).double()
+    q, k, v = inputs(4, length, torch.float64)
+    shared, own = torch.arange(length) * 2, torch.randint(257, (2, length))
+    for positions in (None, shared, own):
+        context = Context(length, encoding.geometry.causal, positions)
+        with torch.no_grad():
+            expected = reference(encoding, q, k, v, context)
+            taken.rows.clear()
+            assert_close(attend(encoding, q, k, v, context), expected, torch.float64)
+            chunked = expected_path(encoding, positions) == "_explicit"
+        assert taken.rows == ([10, 10, 10, 10, 10, 10, 4] if chunked else [])
+
+
+def test_one_row_at_a_time_where_even_that_is_too_long(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "CHUNK_ELEMENTS", 1)
+    encoding = own(Content)(2, True).double()
+    q, k, v = inputs(2, 5, torch.float64)
+    with torch.no_grad():
+        found = attend(encoding, q, k, v, Context(5, True))
+        assert taken.rows == [1] * 5
+        assert_close(found, reference(encoding, q, k, v, Context(5, True)), torch.float64)
+
+
+def test_the_mask_takes_memory_in_proportion_to_length(build, taken: Taken) -> None:
+    encoding, length = build(4), 257
+    q, k, v = inputs(4, length, torch.float32)
+    with torch.no_grad():
+        attend(encoding, q, k, v, Context(length, encoding.geometry.causal))
+    for mask in taken.masks:
+        if mask is not None:
+            assert mask.shape == (2, 4, length, length)
+            assert mask.untyped_storage().nbytes() <= 4 * (2 * length - 1) * 4
+    assert taken.masks or taken.calls["_explicit"]
+
+
+def test_layers_share_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one forward pass the biases of a module are made once; two modules, and two passes, have their own."""
+    encodings = [from_conf("relative_bias")(2, True) for _ in range(2)]
+    encodings[1].table_NH.data.neg_()
+    q, k, v = inputs(2, 7, torch.float32)
+    context, built = Context(7, True), []
+    original = DistanceBias.of_all_offsets
+    monkeypatch.setattr(DistanceBias, "of_all_offsets", lambda self, *args: built.append(self) or original(self, *args))
+    for encoding in (*encodings, *encodings):
+        for layer in (context, context.with_(x_BTD=None)):
+            found = attend(encoding, q, k, v, layer)
+            assert_close(found, reference(encoding, q, k, v, Context(7, True)), torch.float32)
+    assert built == encodings
+    encodings[0].table_NH.data.add_(torch.randn_like(encodings[0].table_NH))
+    found = attend(encodings[0], q, k, v, Context(7, True))
+    assert_close(found, reference(encodings[0], q, k, v, Context(7, True)), torch.float32)
+
+
+def test_logits_are_what_softmax_is_given(build) -> None:
+    """attention_logits, masked and put through softmax, are the weights of the reference."""
+    encoding = build(2).double()
+    q, k, v = inputs(2, 9, torch.float64)
+    logits = attention_logits(encoding, q, k)
+    assert logits.isfinite().all()  # without the mask
+    context = Context(9, encoding.geometry.causal)
+    if encoding.geometry.causal:
+        logits = logits.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
+    mixed = encoding.value(logits.softmax(-1), v, context)
+    assert_close(mixed, reference(encoding, q, k, v, context), torch.float64)
+
+
+def test_the_scale_of_an_encoding_is_used() -> None:
+    for name in ("nope", "alibi", "t5"):
+        encoding = from_conf(name)(2, True).double()
+        encoding.scale = 3.0
+        q, k, v = inputs(2, 9, torch.float64)
+        plain = Encoding.content(encoding, q, k, Context(9, True))
+        torch.testing.assert_close(plain, 3 * q @ k.mT)
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                found = attend(encoding, q, k, v, Context(9, True))
+                assert_close(found, reference(encoding, q, k, v, Context(9, True)), torch.float64)
+
+
+def test_the_first_row_of_a_causal_model_sees_itself_alone(build) -> None:
+    encoding = build(2)
+    q, k, v = inputs(2, 5, torch.float32)
+    if encoding.geometry.causal and "value" not in encoding.changes():
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                # Logits beyond any finite number that a mask might have in place of minus infinity.
+                mixed = attend(encoding, 1e15 * q, 1e15 * k, v, Context(5, True))
+            assert_close(mixed[:, :, 0], v[:, :, 0], torch.float32)
+            assert mixed.isfinite().all()

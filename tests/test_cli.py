@@ -1,0 +1,340 @@
+"""The command line as a user meets it: what it answers, in how many lines, with which exit status."""
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rpe_bench import catalogue
+from rpe_bench.cli import main
+from rpe_bench.config import Config
+
+TINY = ["logger=csv", "model.dim=8", "model.heads=1", "recipe.batch_size=2", "recipe.steps=2"]
+TINY += ["evaluation.examples=2", "evaluation.lengths=[4]"]
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # Hydra's --info adds one
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configs of the runs that a test asks for; they count as finished."""
+    configs: list[Config] = []
+
+    def execute(config: Config) -> None:
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "run.json").write_text('{"status": "finished"}')
+        configs.append(config)
+
+    monkeypatch.setattr("rpe_bench.run.execute", execute)
+    return configs
+
+
+def refused(capsys: Capture, *arguments: str) -> list[str]:
+    """The lines on stderr of a request that is refused."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" or "--cfg" in arguments
+    assert all(line.startswith("error: ") for line in err.splitlines())
+    return [line.removeprefix("error: ") for line in err.splitlines()]
+
+
+# Without torch
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'numpy', 'pydantic', 'hydra', 'omegaconf', 'wandb', 'matplotlib'}"
+    code = "import sys, rpe_bench.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
+    code += f"print(sorted({heavy} & sys.modules.keys()))"
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - started)
+    assert answer.stdout.endswith("[]\n")
+    assert "run" in answer.stdout and "list" in answer.stdout and "report" in answer.stdout
+    assert min(seconds) < 0.5
+
+
+def test_the_package_and_the_lists_import_no_torch() -> None:
+    code = "import sys, rpe_bench, rpe_bench.cli as cli\ncli.main(['list'])\nassert 'torch' not in sys.modules\n"
+    code += "import rpe_bench; rpe_bench.make_encoding; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
+    assert main(["list", "encodings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == catalogue.choices("encoding")
+    assert "RoFormer" in next(line for line in lines if line.startswith("rope"))
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "encodings",
+        "tasks",
+        "models",
+        "recipes",
+        "experiments",
+    ]
+    assert any("copy" in line and "[relative offset]" in line for line in lines)
+
+
+# What is wrong on the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "rpe-bench: needs a command (commands: run, list, report)"),
+        ("rnu", "rnu: unknown command; did you mean run? (commands: run, list, report)"),
+        ("--foo", "--foo: unknown command (commands: run, list, report)"),
+        (
+            "list encodngs",
+            "encodngs: cannot be listed; did you mean encodings?"
+            " (choose from encodings, tasks, models, recipes, experiments)",
+        ),
+        ("report --uot x", "unrecognized arguments: --uot (see rpe-bench --help)"),
+        ("run --multrun", "--multrun: unknown flag; did you mean --multirun? (flags: "),
+        ("run --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
+        ("run --cfg job -m", "--multirun and --cfg: one at a time"),
+        ("run --resolve", "--resolve: goes with --cfg or --help"),
+        ("run rope", "rope: is no override, which reads key=value"),
+        ("run =rope", "=rope: is no override, which reads key=value"),
+        ("run recipe.lr=[1", "recipe.lr=[1: cannot be read: "),
+        ("run task=cpy", "task=cpy: no such task; did you mean copy? (choose from adjacency"),
+        ("run task=3", "task=3: no such task (choose from adjacency"),
+        ("run task=[copy,retrieval]", "task=[copy,retrieval]: a run has one task"),
+        ("run tsk=copy", "tsk=copy: unknown key; did you mean task?"),
+        ("run +seeed=3", "seeed=3: unknown key; did you mean seed?"),
+        ("run encoding.bse=3", "encoding.bse=3: unknown key; did you mean encoding.base?"),
+        ("run +encoding.bse=3", "encoding.bse=3: unknown key; did you mean encoding.base?"),
+        ("run ++encoding.bse=3", "encoding.bse=3: unknown key; did you mean encoding.base?"),
+        ("run encoding/rope=3", "encoding/rope: Could not override"),
+        ("run ~encoding.bse", "Could not delete from config. 'encoding.bse' does not exist"),
+        ("run ~recipe.lr", "recipe.lr: is missing"),
+        ("run seed=0,1", "seed=0,1: several values make a sweep, which needs -m"),
+        ("run encoding.base=1,2", "encoding.base=1,2: several values make a sweep, which needs -m"),
+        ("run seed=range(3)", "seed=range(3): several values make a sweep, which needs -m"),
+        ("run seed=${sed}", "seed: Interpolation key 'sed' not found"),
+        ("run seed=???", "seed: Missing mandatory value"),
+        ("run hydra.foo=1", "hydra.foo: Could not override 'hydra.foo': Key 'foo' not in 'HydraConf'"),
+        ("run +experiment=none", "experiment=none: no such experiment"),
+        ("run recipe.steps=-5", "recipe.steps=-5: must be at least 1"),
+        ("run results_dir=/dev/null/x", "results_dir=/dev/null/x: cannot write there: Not a directory"),
+        ("run -m hydra/launcher=poool", "hydra/launcher=poool: no such hydra/launcher; did you mean pool?"),
+        ("run -m recipe.lr=interval(0,1)", "recipe.lr=interval(0,1): has no end of values"),
+        ("run -m seed=range(0)", "seed=range(0): an empty range leaves nothing to run"),
+        ("run -m encoding=rop", "encoding=rop: no such encoding; did you mean rope?"),
+        ("run --cfg job recipe.stps=5", "recipe.stps=5: unknown key; did you mean recipe.steps?"),
+    ],
+)
+def test_one_line_and_nothing_started(
+    capsys: Capture, tmp_path: Path, executed: list[Config], arguments: str, said: str
+) -> None:
+    [line] = refused(capsys, *arguments.split())
+    assert line.startswith(said)
+    assert not executed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_is_held_to_the_same_keys(capsys: Capture, tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "bad.yaml").write_text("# @package _global_\nrecipe: {stps: 3}\n")
+    (folder / "gone.yaml").write_text("# @package _global_\ndefaults: [{override /task: cpy}]\n")
+    (folder / "listed.yaml").write_text(
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {seed: [0, 1]}}}\n"
+    )
+    (folder / "word.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {grids: [copy]}}\n")
+    (folder / "broken.yaml").write_text("# @package _global_\nseed: [\n")
+    flags = ["run", f"--config-dir={tmp_path / 'conf'}"]
+    [line] = refused(capsys, *flags, "+experiment=bad")
+    assert line.startswith("recipe.stps=3: unknown key; did you mean recipe.steps?")
+    [line] = refused(capsys, *flags, "experiment=gone")
+    assert line.startswith("task=cpy: no such task; did you mean copy?")
+    [line] = refused(capsys, *flags, "experiment=listed")
+    assert line == "seed=[0,1] experiment=listed: seed=[0, 1]: must be an integer"
+    [line] = refused(capsys, *flags, "experiment=word")
+    assert line.startswith("In 'experiment/word': ValidationError raised while composing config: ")
+    [line] = refused(capsys, *flags, "experiment=broken")
+    assert "experiment/broken.yaml" in line
+    [line] = refused(capsys, *flags, "+experiment=bd")
+    assert line.startswith("experiment=bd: no such experiment; did you mean bad?")
+
+
+def test_a_sweep_is_checked_as_a_whole_and_every_bad_job_listed(
+    capsys: Capture, tmp_path: Path, executed: list[Config]
+) -> None:
+    lines = refused(capsys, "run", "-m", "encoding=rope,rop,alibi", "recipe.steps=5,-3", "hydra/launcher=basic")
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["encoding=rope recipe.steps=-3", "recipe.steps=-3"],
+        ["encoding=rop recipe.steps=5", "encoding=rop"],
+        ["encoding=rop recipe.steps=-3", "encoding=rop"],
+        ["encoding=alibi recipe.steps=-3", "recipe.steps=-3"],
+    ]
+    assert not executed
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is right
+
+
+def test_one_run(executed: list[Config]) -> None:
+    main(["run", "task=copy", "encoding=t5", "seed=3", "logger=csv"])
+    [config] = executed
+    assert (config.task.name, config.encoding.name, config.seed) == ("copy", "t5", 3)
+    assert config.device in ("cpu", "cuda") and config.recipe.train_length == 16
+
+
+@pytest.mark.parametrize("override", ["encoding.width=3", "+encoding.width=3", "++encoding.width=3"])
+def test_a_parameter_that_the_yaml_does_not_list_needs_no_plus(
+    executed: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    (tmp_path / "broad.py").write_text(
+        "from rpe_bench.encodings.base import Encoding\n"
+        "class Broad(Encoding):\n"
+        "    def __init__(self, geometry, width: int = 1):\n"
+        "        super().__init__(geometry)\n"
+    )
+    monkeypatch.delitem(sys.modules, "broad", raising=False)
+    main(["run", "encoding=nope", "encoding.target=broad.Broad", override, "logger=csv"])
+    assert [config.encoding.model_dump()["width"] for config in executed] == [3]
+    widths = override.replace("3", "4,5")
+    main(["run", "-m", "encoding=nope", "encoding.target=broad.Broad", widths, "logger=csv", "hydra/launcher=basic"])
+    assert [config.encoding.model_dump()["width"] for config in executed] == [3, 4, 5]
+
+
+def test_flags_may_stand_anywhere(executed: list[Config]) -> None:
+    main(["run", "encoding=rope,alibi", "hydra/launcher=basic", "--multirun", "seed=0,1", "logger=csv"])
+    assert [(config.encoding.name, config.seed) for config in executed] == [
+        ("rope", 0),
+        ("rope", 1),
+        ("alibi", 0),
+        ("alibi", 1),
+    ]
+
+
+@pytest.mark.parametrize("flag", ["-m", "--config-dir=conf"])  # the latter only repeats what is there
+def test_an_experiment_may_be_a_sweep_by_itself(executed: list[Config], tmp_path: Path, flag: str) -> None:
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [{override /encoding: t5}, {override /logger: csv}]\n"
+        "recipe: {steps: 7}\n"
+        "hydra:\n"
+        "  mode: MULTIRUN\n"
+        "  sweeper: {params: {seed: 'range(2)', encoding.num_buckets: '8,16', task: 'copy,retrieval'}}\n"
+    )
+    more = ["task=copy", "hydra.sweeper.params.seed=1,2", "hydra/launcher=basic"]
+    main(["run", "--config-dir=conf", flag, "+experiment=mine", *more])
+    assert {config.recipe.steps for config in executed} == {7}
+    assert [(c.task.name, c.seed, c.encoding.model_dump()["num_buckets"]) for c in executed] == [
+        ("copy", 1, 8),
+        ("copy", 1, 16),
+        ("copy", 2, 8),
+        ("copy", 2, 16),
+    ]
+
+
+def test_a_sweep_may_be_a_union_of_grids(executed: list[Config], tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "hydra:\n"
+        "  mode: MULTIRUN\n"
+        "  sweeper:\n"
+        "    params: {seed: '0,1', recipe.steps: 5}\n"
+        "    grids:\n"
+        "    - {task: copy, recipe.steps: 9}\n"
+        "    - {task: retrieval, encoding: 't5,alibi', evaluation.lengths: [8, 9]}\n"
+    )
+    main(["run", "--config-dir=conf", "experiment=mine", "logger=csv", "hydra/launcher=basic", "recipe.batch_size=7"])
+    assert [(c.task.name, c.encoding.name, c.seed, c.recipe.steps) for c in executed] == [
+        ("copy", "rope", 0, 9),
+        ("copy", "rope", 1, 9),
+        ("retrieval", "t5", 0, 5),
+        ("retrieval", "alibi", 0, 5),
+        ("retrieval", "t5", 1, 5),
+        ("retrieval", "alibi", 1, 5),
+    ]
+    assert {config.recipe.batch_size for config in executed} == {7}
+    assert executed[-1].evaluation.lengths == [8, 9]
+
+
+def test_hydras_own_flags(capsys: Capture, tmp_path: Path, executed: list[Config]) -> None:
+    assert main(["run", "--cfg", "job", "task=retrieval"]) == 0
+    assert "name: retrieval" in capsys.readouterr().out
+    assert main(["run", "--cfg", "job", "--package", "recipe", "recipe.steps=7"]) == 0
+    assert "steps: 7" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "encoding: alibi, learned" in shown and "batch_size: 64" in shown
+    assert main(["run", "--info", "searchpath"]) == 0
+    assert not executed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_run_is_one_line_and_status_1(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Config) -> None:
+        raise ArithmeticError("lost\ncount")
+
+    monkeypatch.setattr("rpe_bench.run.execute", fail)
+    assert main(["run", *TINY]) == 1
+    out, err = capsys.readouterr()
+    [line] = err.splitlines()
+    assert "ArithmeticError: lost count (see results/runs/" in line
+    [record] = tmp_path.glob("results/runs/*/run.json")
+    assert "ArithmeticError" in record.read_text() and "Traceback" in record.read_text()
+
+
+def test_an_interrupted_run_is_status_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(config: Config) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rpe_bench.run.execute", interrupt)
+    assert main(["run", *TINY]) == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command runs it again\n")
+
+
+def test_report_says_what_it_wrote_and_that_there_is_nothing_to_report(capsys: Capture) -> None:
+    [line] = refused(capsys, "report", "nowhere")
+    assert "nowhere" in line
+    assert main(["run", *TINY]) == 0
+    capsys.readouterr()
+    assert main(["report", "results", "--out", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "copy" in out
+    written = [Path(line) for line in out.splitlines() if line.startswith("out/")]
+    assert written and all(path.is_file() for path in written)
+
+
+def test_a_run_for_real(tmp_path: Path) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rpe_bench", "run", "task=copy", *TINY]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    first = run()
+    assert (first.returncode, first.stderr) == (0, "")
+    [evaluation] = tmp_path.glob("results/runs/*/eval.csv")
+    written = evaluation.stat().st_mtime_ns, evaluation.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    again = run()
+    assert again.returncode == 0 and "finished already" in again.stdout
+    assert (evaluation.stat().st_mtime_ns, evaluation.read_bytes()) == written

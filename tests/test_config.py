@@ -1,0 +1,407 @@
+"""The whole config: what it refuses and in what words, what it fills in, and what makes two runs the same one."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from rpe_bench import catalogue, make_encoding, make_task
+from rpe_bench.config import Config, ConfigError, resolve
+from rpe_bench.encodings.base import Encoding, Geometry
+
+MakeConfig = Callable[..., Config]
+
+
+def leaves(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value."""
+    found = {}
+    for key, value in options.items():
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+# What a run resolves to
+
+
+def test_nothing_that_a_run_depends_on_is_left_open(make_config: MakeConfig) -> None:
+    config = make_config("adjacency", "rope")
+    assert config.model.causal is True
+    assert config.recipe.train_length == 24
+    assert config.evaluation.lengths == [12, 24, 48]
+    assert config.device == "cpu"
+    assert (config.train_tokens, config.max_tokens) == (25, 49)
+    assert config.recipe.warmup_steps == 0  # a tenth of 4 steps
+
+
+def test_a_task_that_needs_an_encoder_gets_one(make_config: MakeConfig) -> None:
+    assert make_config("adjacency_tutorial", "rope").model.causal is False
+
+
+def test_multiples_that_are_no_problem_of_the_task_are_left_out(make_config: MakeConfig) -> None:
+    assert make_config("adjacency", "rope", {"recipe.train_length": 5}).evaluation.lengths == [5, 10]
+
+
+def test_lengths_are_sorted_and_counted_once(make_config: MakeConfig) -> None:
+    assert make_config(overrides={"evaluation.lengths": [32, 8, 32]}).evaluation.lengths == [8, 32]
+
+
+def test_warm_up_is_a_tenth_of_the_steps_up_to_100(make_config: MakeConfig) -> None:
+    def warm_up(steps: int) -> int:
+        return make_config(overrides={"recipe.steps": steps}).recipe.warmup_steps
+
+    assert [warm_up(steps) for steps in (1, 50, 1000, 2500)] == [0, 5, 100, 100]
+
+
+def test_parameters_that_are_not_given_are_spelt_out(make_config: MakeConfig) -> None:
+    config = make_config("copy", "rope")
+    raw = config.as_dict()
+    del raw["encoding"]["base"]
+    assert resolve(raw) == config
+
+
+def test_a_resolved_config_resolves_to_itself(make_config: MakeConfig) -> None:
+    config = make_config("retrieval", "learned")
+    assert resolve(config.as_dict()) == config
+
+
+def test_a_config_reads_back_from_a_file(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
+    assert Config.load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("encoding", catalogue.choices("encoding"))
+@pytest.mark.parametrize("task", catalogue.choices("task"))
+def test_every_encoding_goes_with_every_task(make_config: MakeConfig, task: str, encoding: str) -> None:
+    config = make_config(task, encoding, {"evaluation.multiples": [0.5, 1, 1.25, 1.5, 2, 4, 8]})
+    assert (config.task.name, config.encoding.name) == (task, encoding)
+
+
+@pytest.mark.parametrize("group", [*catalogue.GROUPS, "experiment"])
+def test_a_choice_is_named_by_its_file(group: str) -> None:
+    for name in catalogue.choices(group):
+        if group != "experiment":
+            assert catalogue.read(group, name)["name"] == name
+        assert catalogue.summary(group, name)
+
+
+# Identity
+
+SAME = {
+    "results_dir": "elsewhere",
+    "sweep.workers": 3,
+    "logger.name": "wandb",
+    "logger.mode": "disabled",
+    "logger.project": "other",
+    "logger.entity": "me",
+    "logger.group": "g",
+    "logger.tags": ["a"],
+}
+OTHER = {
+    "seed": 1,
+    "device": "cuda",
+    "threads": 2,
+    "encoding.name": "other",
+    "encoding.target": "twins.Encoding",
+    "encoding.k": 3,
+    "encoding.std": 0.5,
+    "encoding.shared": True,
+    "encoding.per_head": False,
+    "task.name": "other",
+    "task.target": "twins.Task",
+    "task.types": 5,
+    "model.name": "other",
+    "model.layers": 3,
+    "model.dim": 32,
+    "model.heads": 4,
+    "model.causal": False,
+    "model.embedding_std": 1.0,
+    "recipe.name": "other",
+    "recipe.steps": 5,
+    "recipe.batch_size": 9,
+    "recipe.lr": 0.5,
+    "recipe.weight_decay": 0.5,
+    "recipe.warmup_steps": 2,
+    "recipe.min_lr_ratio": 0.5,
+    "recipe.grad_clip": 0.5,
+    "recipe.betas": [0.9, 0.9],
+    "recipe.train_length": 20,
+    "recipe.lengths": "fixed",
+    "recipe.precision": "bf16-mixed",
+    "recipe.log_every": 3,
+    "evaluation.lengths": [24, 30],
+    "evaluation.multiples": [1, 3],
+    "evaluation.examples": 33,
+    "evaluation.seed": 1,
+}
+
+
+@pytest.fixture
+def twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with the classes of the test's run under other names."""
+    (tmp_path / "twins.py").write_text(
+        "from rpe_bench.encodings.relative_bias import RelativeBias as Encoding\n"
+        "from rpe_bench.tasks.adjacency import Adjacency as Task\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "twins", raising=False)
+
+
+def test_every_key_is_known_to_change_the_run_or_not(make_config: MakeConfig) -> None:
+    keys = leaves(make_config("adjacency", "relative_bias").as_dict()).keys()
+    assert keys == SAME.keys() | OTHER.keys()
+
+
+@pytest.mark.parametrize("key", SAME)
+def test_logging_and_paths_leave_the_run_the_same(make_config: MakeConfig, key: str) -> None:
+    base = make_config("adjacency", "relative_bias")
+    assert make_config("adjacency", "relative_bias", {key: SAME[key]}).run_id == base.run_id
+
+
+@pytest.mark.parametrize("key", OTHER)
+@pytest.mark.usefixtures("twins")
+def test_every_other_key_makes_another_run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    base = make_config("adjacency", "relative_bias")
+    other = make_config("adjacency", "relative_bias", {key: OTHER[key]})
+    assert other.run_id != base.run_id
+    assert other.run_id.rpartition("-")[2] != base.run_id.rpartition("-")[2]
+
+
+def test_a_run_is_the_same_however_it_is_written(make_config: MakeConfig) -> None:
+    implicit = make_config("copy", "rope", {"encoding.base": 10_000})
+    explicit = make_config(
+        "copy",
+        "rope",
+        {
+            "encoding.base": 10_000.0,
+            "model.causal": True,
+            "recipe.train_length": 16,
+            "evaluation.lengths": [8, 16, 32],
+            "evaluation.multiples": [7],
+        },
+    )
+    assert explicit.run_id == implicit.run_id
+
+
+def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config("copy", "rope", {"seed": 3})
+    assert config.run_id.startswith("copy-rope-quick-s3-")
+    assert len(config.run_id.rpartition("-")[2]) == 8
+    assert config.run_dir == tmp_path / "results" / "runs" / config.run_id
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("task", "encoding", "overrides", "said"),
+    [
+        ("copy", "rope", {"recipe.steps": -5}, "recipe.steps=-5: must be at least 1"),
+        ("copy", "rope", {"recipe.steps": "many"}, "recipe.steps=many: must be an integer"),
+        ("copy", "rope", {"recipe.steps": 2.5}, "recipe.steps=2.5: must be an integer"),
+        ("copy", "rope", {"seed": True}, "seed=true: must be an integer"),
+        ("copy", "rope", {"seed": -1}, "seed=-1: must be at least 0"),
+        ("copy", "rope", {"recipe.lr": 0}, "recipe.lr=0: must be more than 0"),
+        ("copy", "rope", {"recipe.lr": float("nan")}, "recipe.lr=NaN: must be finite"),
+        ("copy", "rope", {"recipe.betas": [0.9]}, "recipe.betas[1]: is missing"),
+        ("copy", "rope", {"recipe.precision": "fp16"}, "recipe.precision=fp16: must be one of fp32 or bf16-mixed"),
+        ("copy", "rope", {"evaluation.lengths": [8, "x"]}, "evaluation.lengths[1]=x: must be an integer"),
+        ("copy", "rope", {"evaluation.lengths": []}, "evaluation.lengths=[]: needs at least 1 value(s)"),
+        ("copy", "rope", {"encoding.name": "a/b"}, "encoding.name=a/b: must be letters, digits and underscores"),
+        (
+            "copy",
+            "rope",
+            {"model.layer": 3},
+            "model.layer=3: unknown key; did you mean model.layers?"
+            " (keys of model: name, layers, dim, heads, causal, embedding_std)",
+        ),
+        (
+            "copy",
+            "rope",
+            {"sed": 3},
+            "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task, model,"
+            " recipe, evaluation, logger, sweep)",
+        ),
+        (
+            "copy",
+            "rope",
+            {"encoding.bse": 5},
+            "encoding.bse=5: unknown key; did you mean encoding.base? (keys of encoding=rope: base, layout)",
+        ),
+        ("copy", "rope", {"encoding.base": "big"}, "encoding.base=big: must be a number"),
+        ("copy", "learned", {"encoding.size": "big"}, "encoding.size=big: must be an integer or null"),
+        ("copy", "learned", {"encoding.size": True}, "encoding.size=true: must be an integer or null"),
+        ("copy", "rope", {"task.types": "many"}, "task.types=many: must be an integer"),
+        ("copy", "rope", {"model.heads": 5}, "model.heads=5: must divide model.dim=16"),
+        ("copy", "rope", {"recipe.warmup_steps": 9}, "recipe.warmup_steps=9: must not exceed recipe.steps=4"),
+        (
+            "adjacency",
+            "rope",
+            {"recipe.train_length": 3},
+            "recipe.train_length=3: size 3 is too small: Adjacency needs at least 4",
+        ),
+        (
+            "adjacency",
+            "rope",
+            {"evaluation.lengths": [3, 24]},
+            "evaluation.lengths=[3]: size 3 is too small: Adjacency needs at least 4",
+        ),
+        (
+            "copy",
+            "rope",
+            {"model.causal": False},
+            "model.causal=false: contradicts task=copy, whose model must be causal: true or null",
+        ),
+        (
+            "copy",
+            "rope",
+            {"logger.mode": "offline"},
+            "logger.mode=offline: contradicts logger=csv, which has no mirror; use logger=wandb",
+        ),
+        (
+            "copy",
+            "rope",
+            {"encoding.target": "nowhere.Rope"},
+            "encoding.target=nowhere.Rope: there is no module nowhere",
+        ),
+        (
+            "copy",
+            "rope",
+            {"encoding.target": "rpe_bench.encodings.rope.RoPe"},
+            "encoding.target=rpe_bench.encodings.rope.RoPe: rpe_bench.encodings.rope has no RoPe; did you mean RoPE?",
+        ),
+        (
+            "copy",
+            "rope",
+            {"encoding.target": "pathlib.Path"},
+            "encoding.target=pathlib.Path: is not a subclass of rpe_bench.encodings.base.Encoding",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    make_config: MakeConfig, task: str, encoding: str, overrides: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config(task, encoding, overrides)
+    assert error.value.errors == [said]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "overrides", "named"),
+    [
+        ("rope", {"model.dim": 18}, ["encoding=rope", "18", "2", "odd"]),
+        ("learned", {"encoding.size": 20}, ["encoding=learned", "20 tokens", "65", "evaluation.lengths"]),
+        ("rope", {"encoding.layout": "haf"}, ["encoding=rope", "haf", "half"]),
+    ],
+)
+def test_an_encoding_that_does_not_fit_is_refused(
+    make_config: MakeConfig, encoding: str, overrides: dict[str, Any], named: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", encoding, {"evaluation.multiples": [1, 2]} | overrides)
+    [line] = error.value.errors
+    assert all(word in line for word in named)
+
+
+def test_all_that_is_wrong_is_said_at_once(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config(overrides={"encoding.bse": 1, "task.typs": 1, "recipe.steps": 0, "sed": 1})
+    keys = [line.split("=")[0] for line in error.value.errors]
+    assert sorted(keys) == ["encoding.bse", "recipe.steps", "sed", "task.typs"]
+
+
+def test_a_missing_key_is_named(make_config: MakeConfig) -> None:
+    raw = make_config().as_dict()
+    del raw["recipe"]["lr"], raw["model"]
+    with pytest.raises(ConfigError) as error:
+        resolve(raw)
+    assert error.value.errors == ["model: is missing", "recipe.lr: is missing"]
+
+
+def test_a_gpu_is_not_asked_for_in_vain(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="^device=cuda: torch finds no GPU here"):
+        make_config(overrides={"device": "cuda"})
+
+
+# Classes of a user's own
+
+OWN = """
+from rpe_bench.encodings.base import Encoding
+
+class Own(Encoding):
+    causal_only = True
+    axes = 2
+
+    def __init__(self, geometry, needed: int, sizes: tuple[int, ...] = (1, 2), either: int | list[int] = 3):
+        super().__init__(geometry)
+        self.sizes = sizes
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_class_of_ones_own(make_config: MakeConfig) -> None:
+    own = {"encoding.target": "own.Own", "encoding.needed": 1, "encoding.sizes": [3, 4]}
+    with pytest.raises(ConfigError) as error:
+        make_config("adjacency", "nope", own | {"model.causal": False})
+    assert error.value.errors == [
+        "encoding=nope: has no meaning where a token sees later ones, but model.causal is false",
+        "encoding=nope: takes 2 axes of position, but task=adjacency has 1",
+    ]
+    with pytest.raises(ConfigError) as error:
+        make_config("adjacency", "nope", {"encoding.target": "own.Own", "encoding.either": "x"})
+    assert error.value.errors == [
+        "encoding.needed: is missing: encoding=nope has no default for it",
+        "encoding.either=x: must be int | list[int]",
+    ]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_list_becomes_the_tuple_that_a_class_asks_for(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import own  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(own.Own, "axes", 1)
+    options = {"encoding.target": "own.Own", "encoding.needed": 1, "encoding.sizes": [3, 4]}
+    config = make_config("copy", "nope", options)
+    assert config.build_encodings()[0].sizes == (3, 4)
+    assert config.as_dict()["encoding"]["sizes"] == [3, 4]
+
+
+# From Python
+
+
+def test_make_encoding() -> None:
+    options: dict[str, Any] = {"dim": 16, "heads": 2, "train_length": 8, "max_length": 32, "causal": True}
+    encoding = make_encoding("learned", **options, std=1.0)
+    assert isinstance(encoding, Encoding)
+    assert encoding.geometry == Geometry(dim=16, heads=2, train_length=8, max_length=32, causal=True)
+    assert encoding.longest == 32
+    first, again, other = (make_encoding("learned", **options, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.table_LD, again.table_LD)
+    assert not torch.equal(first.table_LD, other.table_LD)
+    with pytest.raises(ConfigError, match="encoding=rop: no such encoding; did you mean rope?"):
+        make_encoding("rop", **options)
+    with pytest.raises(ConfigError, match="encoding.bse=3: unknown key; did you mean encoding.base?"):
+        make_encoding("rope", **options, bse=3)
+    with pytest.raises(ValueError, match="odd"):
+        make_encoding("rope", **options | {"dim": 18})
+
+
+def test_make_task() -> None:
+    assert make_task("copy", types=5).classes == 5
+    with pytest.raises(ConfigError, match="task=cpy: no such task; did you mean copy?"):
+        make_task("cpy")

@@ -1,0 +1,224 @@
+"""The run directory: what is in it, when, and what happens where a run fails, is repeated or meets an odd machine."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rpe_bench import record as record_module
+from rpe_bench.config import Config
+from rpe_bench.record import NOTES, Record, atomic, peak_memory_bytes, revision, status, to_csv
+
+EVALUATION = {
+    "length": 8,
+    "split": "train_lengths",
+    "examples": 32,
+    "tokens": 256,
+    "loss": 0.1,
+    "perplexity": math.exp(0.1),
+    "token_accuracy": 1 / 3,
+    "exact_match": 0.0,
+}
+
+
+def progress(step: int, loss: float = 0.1) -> dict[str, Any]:
+    return {"step": step, "tokens": 64 * step, "loss": loss, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 5e4}
+
+
+def facts(config: Config) -> dict[str, Any]:
+    return json.loads((config.run_dir / "run.json").read_text())
+
+
+@pytest.fixture
+def config(make_config: Callable[..., Config]) -> Config:
+    return make_config()
+
+
+def test_a_finished_run(config: Config) -> None:
+    with Record(config) as record:
+        assert facts(config)["status"] == status(config.run_dir) == "running"
+        record.note(parameters=1234, encoding_parameters=0)
+        record.train(progress(1))
+        record.train(progress(2))
+        record.table("eval", [EVALUATION])
+        record.table("slices", [])
+        record.checkpoint({"model": {"weight": torch.ones(2)}, "step": 2})
+
+    names = {file.name for file in config.run_dir.iterdir()}
+    assert names == {"config.yaml", "run.json", "train.csv", "eval.csv", "slices.csv", "checkpoint.pt"}
+    assert Config.load(config.run_dir / "config.yaml") == config
+    assert (config.run_dir / "train.csv").read_bytes() == (
+        b"step,tokens,loss,lr,grad_norm,tokens_per_second\n1,64,0.1,0.001,1.0,50000.0\n2,128,0.1,0.001,1.0,50000.0\n"
+    )
+    assert (config.run_dir / "slices.csv").read_text() == "length,slice,value,examples,tokens,loss,accuracy\n"
+    assert torch.load(config.run_dir / "checkpoint.pt")["step"] == 2
+
+    run = facts(config)
+    assert run["status"] == status(config.run_dir) == "finished"
+    assert run["run_id"] == config.run_id and run["format"] == 1 and run["exception"] is None
+    assert run["parameters"] == 1234 and run["encoding_parameters"] == 0 and run["max_tokens"] is None
+    assert run["started"] <= run["finished"] and run["started"].endswith("+00:00") and 0 < run["seconds"] < 60
+    assert run["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
+    assert run["versions"]["torch"] and run["versions"]["wandb"] and "rpe_bench" in run["versions"]
+    assert run["threads"] == torch.get_num_threads() and run["device"] == "cpu" and run["cpu"]
+    assert run["peak_memory_bytes"] > 2**24
+    assert set(NOTES) | {"commit", "dirty"} <= set(run)
+
+
+def test_floats_read_back_exactly() -> None:
+    numbers = [0.1, 1 / 3, 1e-30, 2.0**60, math.pi, math.inf, 5.0, 0.0]
+    header, *lines = to_csv(["x"], [{"x": number} for number in numbers]).splitlines()
+    assert header == "x"
+    assert lines[:2] == ["0.1", "0.3333333333333333"]
+    assert [float(line) for line in lines] == numbers
+
+
+@pytest.mark.parametrize("scalar", [np.float32, torch.tensor])
+def test_numbers_of_numpy_and_torch_are_written_as_python_writes_them(config: Config, scalar: Callable) -> None:
+    with Record(config) as record:
+        record.table("baselines", [{"length": np.int64(8), "chance": scalar(0.1), "majority": np.float64(0.5)}])
+    widened = float(np.float32(0.1))
+    assert (config.run_dir / "baselines.csv").read_text() == f"length,chance,majority\n8,{widened!r},0.5\n"
+
+
+@pytest.mark.parametrize("row", [{"length": 8, "chance": 0.1}, {"length": 8, "chance": 0.1, "majority": 1, "more": 2}])
+def test_a_row_with_other_columns_is_refused(config: Config, row: dict[str, Any]) -> None:
+    with Record(config) as record:
+        with pytest.raises(ValueError, match="baselines.csv has the columns length, chance, majority"):
+            record.table("baselines", [row])
+        assert not (config.run_dir / "baselines.csv").exists()
+
+
+def test_an_unknown_fact_is_refused(config: Config) -> None:
+    with Record(config) as record, pytest.raises(ValueError, match="run.json has no paramters"):
+        record.note(paramters=1)
+
+
+def test_train_csv_follows_the_run_and_no_more_often_than_it_should(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(record_module.time, "monotonic", lambda: now)
+    with Record(config) as record:
+
+        def steps() -> list[int]:
+            return pd.read_csv(config.run_dir / "train.csv")["step"].tolist()
+
+        record.train(progress(1))
+        assert steps() == [1]
+        now += 0.9 * record_module.FLUSH_SECONDS
+        record.train(progress(2))
+        assert steps() == [1]
+        now += 0.2 * record_module.FLUSH_SECONDS
+        record.train(progress(3))
+        assert steps() == [1, 2, 3]
+        record.train(progress(4))
+    assert steps() == [1, 2, 3, 4]
+
+
+def test_a_failed_run_says_why_and_raises_on(config: Config) -> None:
+    with pytest.raises(FloatingPointError), Record(config) as record:
+        record.train(progress(1))
+        raise FloatingPointError("the loss is\nnan")
+    run = facts(config)
+    assert run["status"] == "failed" and run["finished"] is not None
+    assert run["exception"]["type"] == "FloatingPointError" and run["exception"]["message"] == "the loss is\nnan"
+    assert __file__ in run["exception"]["traceback"]
+    assert (config.run_dir / "train.csv").exists()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_run_is_not_called_failed(config: Config, interrupt: type[BaseException]) -> None:
+    with pytest.raises(interrupt), Record(config):
+        raise interrupt
+    assert facts(config)["status"] == "interrupted"
+    assert facts(config)["exception"]["type"] == interrupt.__name__
+
+
+def test_a_finished_run_is_never_overwritten(config: Config) -> None:
+    with Record(config) as record:
+        record.train(progress(1))
+    before = {file: file.read_bytes() for file in config.run_dir.iterdir()}
+    with pytest.raises(FileExistsError, match="finished"), Record(config):
+        pytest.fail("entered")
+    assert {file: file.read_bytes() for file in config.run_dir.iterdir()} == before
+
+
+@pytest.mark.parametrize("end", ["failed", "killed", "unreadable"])
+def test_nothing_of_an_unfinished_attempt_survives_the_next(config: Config, end: str) -> None:
+    with pytest.raises(ValueError, match="no good"), Record(config) as record:
+        record.table("eval", [EVALUATION])
+        record.checkpoint({"step": 1})
+        raise ValueError("no good")
+    if end == "killed":
+        (config.run_dir / "run.json").write_text(json.dumps(facts(config) | {"status": "running"}))
+        (config.run_dir / f".eval.csv.{os.getpid()}.tmp").touch()
+    if end == "unreadable":
+        (config.run_dir / "run.json").write_text("")
+    with Record(config):
+        assert {file.name for file in config.run_dir.iterdir()} == {"config.yaml", "run.json"}
+    assert facts(config)["status"] == "finished" and facts(config)["exception"] is None
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("before")
+    with pytest.raises(OSError, match="disk full"), atomic(file) as temporary:
+        temporary.write_text("half")
+        raise OSError("disk full")
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_without_a_mirror_wandb_is_not_imported(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.logger.mode == "disabled"
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it now raises
+    monkeypatch.delitem(sys.modules, "rpe_bench.wandb_mirror", raising=False)
+    with Record(config) as record:
+        record.train(progress(1))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = {"commit": None, "dirty": None}
+    assert revision(tmp_path) == unknown
+    git(tmp_path, "init", "--quiet")
+    assert revision(tmp_path) == unknown  # nothing is committed
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert revision(tmp_path) == {"commit": commit, "dirty": False}
+    (tmp_path / "new").touch()
+    assert revision(tmp_path) == {"commit": commit, "dirty": True}
+    (tmp_path / "new").unlink()
+    (tmp_path / "file").write_text("2")
+    assert revision(tmp_path) == {"commit": commit, "dirty": True}
+
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    assert revision(inside) == unknown  # installed into somebody else's repository
+    monkeypatch.setenv("PATH", "")
+    assert revision(tmp_path) == unknown  # no git
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc")
+def test_peak_memory_is_that_of_the_process_in_bytes() -> None:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kibibytes = int(fields["VmHWM"].split()[0])
+    assert peak_memory_bytes() == pytest.approx(kibibytes * 1024, rel=0.05)

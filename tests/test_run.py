@@ -1,0 +1,135 @@
+"""A run from its config to its directory."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from rpe_bench.config import Config
+from rpe_bench.run import build_model, evaluate, execute
+
+COLUMNS = {
+    "train": "step,tokens,loss,lr,grad_norm,tokens_per_second",
+    "eval": "length,split,examples,tokens,loss,perplexity,token_accuracy,exact_match",
+    "positions": "length,position,tokens,loss,perplexity,accuracy",
+    "slices": "length,slice,value,examples,tokens,loss,accuracy",
+    "baselines": "length,chance,majority",
+}
+
+
+def rows(config: Config, table: str) -> list[dict[str, str]]:
+    with (config.run_dir / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("task", "encoding"), [("copy", "t5"), ("adjacency_tutorial", "relative_bias")])
+def test_the_same_run_twice_gives_the_same_bytes(make_config, tmp_path: Path, task: str, encoding: str) -> None:
+    configs = [make_config(task, encoding, {"results_dir": str(tmp_path / place)}) for place in ("here", "there")]
+    assert configs[0].run_id == configs[1].run_id
+    for number, config in enumerate(configs):
+        torch.manual_seed(number)  # a generator that nothing should use
+        execute(config)
+    for table in ("eval", "positions", "slices", "baselines"):
+        one, other = ((config.run_dir / f"{table}.csv").read_bytes() for config in configs)
+        assert one == other
+    one, other = ([row | {"tokens_per_second": ""} for row in rows(config, "train")] for config in configs)
+    assert one == other
+
+
+def test_the_directory_of_a_run(make_config) -> None:
+    config = make_config("retrieval", "relative_bias", {"seed": 3})
+    execute(config)
+    assert config.run_dir == config.results_dir / "runs" / config.run_id
+    assert config.run_id.startswith("retrieval-relative_bias-quick-s3-")
+    names = {"config.yaml", "run.json", "checkpoint.pt", *(f"{table}.csv" for table in COLUMNS)}
+    assert {path.name for path in config.run_dir.iterdir()} == names
+    for table, columns in COLUMNS.items():
+        assert (config.run_dir / f"{table}.csv").read_text().splitlines()[0] == columns
+    assert [row["step"] for row in rows(config, "train")] == ["2", "4"]
+    assert [row["length"] for row in rows(config, "eval")] == ["24", "48", "96"]
+    assert len(rows(config, "slices")) > 3
+    assert Config.load(config.run_dir / "config.yaml") == config
+    assert yaml.safe_load((config.run_dir / "config.yaml").read_text())["model"]["causal"] is True
+
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    model = build_model(config)
+    expected = {
+        "format": 1,
+        "run_id": config.run_id,
+        "status": "finished",
+        "exception": None,
+        "device": "cpu",
+        "threads": 1,
+        "train_length": 48,
+        "train_tokens": 49,
+        "max_tokens": 97,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "encoding_parameters": 2 * 33 * 2,  # layers, rows, heads
+    }
+    assert {key: facts[key] for key in expected} == expected
+    for key in ("seconds", "train_seconds", "evaluation_seconds", "tokens_per_second", "peak_memory_bytes"):
+        assert facts[key] > 0, key
+    assert facts["seconds"] >= facts["train_seconds"] + facts["evaluation_seconds"]
+    tokens = int(rows(config, "train")[-1]["tokens"])
+    assert facts["tokens_per_second"] == pytest.approx(tokens / facts["train_seconds"])
+
+
+def test_the_checkpoint_holds_what_was_evaluated(make_config) -> None:
+    config = make_config("copy", "learned")
+    execute(config)
+    checkpoint = torch.load(config.run_dir / "checkpoint.pt")
+    assert checkpoint["step"] == config.recipe.steps
+    assert checkpoint["optimiser"]["state"]
+    model = build_model(config)
+    model.load_state_dict(checkpoint["model"])
+    tables = evaluate(config, config.build_task(), model, torch.device("cpu"))
+    for table in ("eval", "positions", "baselines"):
+        assert [{key: str(value) for key, value in row.items()} for row in tables[table]] == rows(config, table)
+
+
+def test_a_run_that_fails_is_recorded_as_failed(make_config) -> None:
+    config = make_config("copy", "rope", {"recipe.lr": 1e30, "recipe.warmup_steps": 0})
+    with pytest.raises(FloatingPointError):
+        execute(config)
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    assert facts["status"] == "failed"
+    assert facts["exception"]["type"] == "FloatingPointError"
+    assert "the training loss is nan" in facts["exception"]["message"]
+    assert "in execute" in facts["exception"]["traceback"] and "in train" in facts["exception"]["traceback"]
+    assert facts["parameters"] > 0 and facts["evaluation_seconds"] is None
+    assert not (config.run_dir / "eval.csv").exists()
+
+
+def test_a_failed_run_may_be_tried_again_a_finished_one_not(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("copy", "nope")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no luck"):
+        patch.setattr("rpe_bench.run.evaluate", broken)
+        execute(config)
+    execute(config)
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    assert (facts["status"], facts["exception"]) == ("finished", None)
+    before = (config.run_dir / "eval.csv").read_bytes()
+    with pytest.raises(FileExistsError):
+        execute(config)
+    assert (config.run_dir / "eval.csv").read_bytes() == before
+    assert json.loads((config.run_dir / "run.json").read_text()) == facts
+
+
+def test_an_encoder_where_the_task_allows_one(make_config) -> None:
+    """The same question, to a decoder and to an encoder."""
+    decoder, encoder = make_config("adjacency"), make_config("adjacency", overrides={"model.causal": False})
+    assert decoder.run_id != encoder.run_id
+    for config in (decoder, encoder):
+        model = build_model(config)
+        tokens = torch.randint(10, (1, 6))
+        other = tokens.clone()
+        other[0, -1] = (other[0, -1] + 1) % 10
+        changed = (model(tokens) != model(other)).any(-1)[0].tolist()
+        assert changed == ([False] * 5 + [True] if config.model.causal else [True] * 6)

@@ -1,0 +1,217 @@
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from rpe_bench import catalogue
+from rpe_bench.config import Config
+from rpe_bench.evaluate import loss_of
+from rpe_bench.model import Transformer
+from rpe_bench.run import build_model
+from rpe_bench.seeds import stream, torch_stream
+from rpe_bench.tasks.base import Batch
+from rpe_bench.train import Data, Progress, learning_rate, make_optimiser, train
+
+CPU = torch.device("cpu")
+
+
+def data_of(config: Config) -> Data:
+    return Data(config.build_task(), config.recipe, config.seed)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return torch.equal(one.tokens_BT, other.tokens_BT) and torch.equal(one.targets_BT, other.targets_BT)
+
+
+def trained(config: Config, model: Transformer | None = None) -> tuple[Transformer, list[Progress]]:
+    model = model or build_model(config)
+    rows: list[Progress] = []
+    train(config, config.build_task(), model, CPU, rows.append)
+    return model, rows
+
+
+# Learning rate
+
+
+def test_learning_rate_warms_up_and_then_follows_a_cosine(make_config) -> None:
+    keys = {"recipe.steps": 111, "recipe.warmup_steps": 10, "recipe.lr": 0.02, "recipe.min_lr_ratio": 0.1}
+    recipe = make_config(overrides=keys).recipe
+    lr = [learning_rate(recipe, step) for step in range(111)]
+    assert lr[:11] == pytest.approx([0.002 * (step + 1) for step in range(10)] + [0.02])
+    assert lr[60] == pytest.approx(0.02 * (0.1 + 0.9 / 2))  # half way from 10 to 110
+    assert lr[35] == pytest.approx(0.02 * (0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2))  # a quarter of the way
+    assert lr[110] == pytest.approx(0.002)
+    assert all(one > other for one, other in pairwise(lr[10:]))
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [1, 0.5, 0]), (1, [1, 1, 0]), (3, [1 / 3, 2 / 3, 1])])
+def test_learning_rate_of_very_short_runs(make_config, warmup: int, expected: list[float]) -> None:
+    keys = {"recipe.steps": 3, "recipe.warmup_steps": warmup, "recipe.lr": 1.0, "recipe.min_lr_ratio": 0.0}
+    recipe = make_config(overrides=keys).recipe
+    assert [learning_rate(recipe, step) for step in range(3)] == pytest.approx(expected)
+
+
+# Data
+
+
+def test_sizes_are_uniform_up_to_the_training_length(make_config) -> None:
+    config = make_config("copy", overrides={"recipe.batch_size": 1, "recipe.train_length": 9})
+    data = data_of(config)
+    counts = Counter((data.batch(step).tokens_BT.shape[1] - 1) // 2 for step in range(1200))
+    assert sorted(counts) == [4, 5, 6, 7, 8, 9]
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 20.5  # chi-square's 0.1 % for 6 values
+
+
+def test_fixed_sizes(make_config) -> None:
+    data = data_of(make_config("copy", overrides={"recipe.lengths": "fixed"}))
+    assert {data.batch(step).tokens_BT.shape for step in range(20)} == {(8, 33)}
+
+
+@pytest.mark.parametrize("task", catalogue.choices("task"))
+def test_batches_are_a_function_of_seed_and_step(make_config, task: str) -> None:
+    config = make_config(task)
+    forwards, backwards = data_of(config), data_of(config)
+    later = {step: backwards.batch(step) for step in reversed(range(6))}
+    assert all(same(forwards.batch(step), later[step]) for step in range(6))
+    assert not any(same(one, other) for one, other in pairwise(later.values()))
+    assert not same(later[0], data_of(make_config(task, overrides={"seed": 1})).batch(0))
+
+
+def test_streams_are_the_same_in_every_process() -> None:
+    """Numbers that must never change: results made with another version would no longer compare."""
+    assert [int(stream("train", 0, step).integers(1000)) for step in range(3)] == [429, 366, 387]
+    assert int(stream("evaluation", "copy", 0, 16).integers(1000)) == 268
+    drawn = [torch.randint(1000, (1,), generator=torch_stream("trunk", seed)) for seed in range(3)]
+    assert [int(number) for number in drawn] == [132, 562, 754]
+
+
+def test_two_encodings_see_the_same_batches(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[Batch]] = {}
+    for name in catalogue.choices("encoding"):
+        seen[name] = []
+
+        def spy(model: Transformer, batch: Batch, name: str = name) -> torch.Tensor:
+            seen[name].append(batch)
+            return loss_of(model, batch)
+
+        monkeypatch.setattr("rpe_bench.train.loss_of", spy)
+        trained(make_config("retrieval", name))
+    first, *others = seen.values()
+    assert len(first) == 4
+    for other in others:
+        assert all(same(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_an_epoch_visits_each_example_of_a_finite_set_once(make_config) -> None:
+    """In batches of 8, 20 examples make epochs that end within a batch."""
+    config = make_config("adjacency_tutorial", overrides={"task.training_examples": 20})
+    data = data_of(config)
+    examples = data.examples
+    assert examples is not None and examples.tokens_BT.shape == (20, 8)
+    number = {tuple(row): place for place, row in enumerate(examples.tokens_BT.tolist())}
+    assert len(number) == 20
+    visited = []
+    for step in range(15):
+        batch = data.batch(step)
+        assert batch.readout_BP is not None and examples.readout_BP is not None
+        for tokens, target, readout in zip(batch.tokens_BT, batch.targets_BT, batch.readout_BP, strict=True):
+            place = number[tuple(tokens.tolist())]
+            assert torch.equal(target, examples.targets_BT[place]) and torch.equal(readout, examples.readout_BP[place])
+            visited.append(place)
+    epochs = np.array(visited).reshape(6, 20)
+    assert (np.sort(epochs) == np.arange(20)).all()
+    assert len(np.unique(epochs, axis=0)) == 6
+
+
+# Optimiser
+
+
+def test_weight_decay_is_for_matrices_of_the_trunk(make_config) -> None:
+    for name in catalogue.choices("encoding"):
+        model = build_model(make_config("copy", name))
+        optimiser = make_optimiser(model, make_config(overrides={"recipe.weight_decay": 0.3}).recipe)
+        decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
+        assert sum(len(group["params"]) for group in optimiser.param_groups) == len(decay)
+        expected = {}
+        for module_name, module in model.named_modules():
+            plain = module_name.startswith("encodings") or isinstance(module, torch.nn.LayerNorm)
+            for key, parameter in module.named_parameters(recurse=False):
+                expected[id(parameter)] = 0.0 if plain or key == "bias" else 0.3
+        assert decay == expected
+
+
+def test_rows_of_a_learned_table_out_of_reach_stay_as_drawn(make_config) -> None:
+    config = make_config("copy", "learned", {"recipe.weight_decay": 0.5, "recipe.lr": 0.1})
+    before, after = (model.encodings[0].table_LD for model in (build_model(config), trained(config)[0]))
+    longest = max(data_of(config).batch(step).tokens_BT.shape[1] for step in range(config.recipe.steps))
+    assert longest <= config.train_tokens == 33 < len(after) == 65
+    changed = (before != after).any(dim=1)
+    assert changed[:longest].all() and not changed[longest:].any()
+
+
+def test_gradients_are_clipped(make_config) -> None:
+    config = make_config(overrides={"recipe.grad_clip": 0.01, "recipe.log_every": 1})
+    model, rows = trained(config)
+    norm = torch.stack([p.grad.square().sum() for p in model.parameters()]).sum().sqrt()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+    assert all(row.grad_norm > 0.1 for row in rows)  # logged as they were
+
+
+# The loop
+
+
+def test_what_is_logged(make_config) -> None:
+    config = make_config("copy", overrides={"recipe.steps": 5, "recipe.log_every": 2})
+    data, model = data_of(config), build_model(config)
+    _, rows = trained(config)
+    _, each = trained(make_config("copy", overrides={"recipe.steps": 5, "recipe.log_every": 1}))
+    assert [row.step for row in rows] == [2, 4, 5]
+    assert [row.step for row in each] == [1, 2, 3, 4, 5]
+    assert each[0].loss == pytest.approx(loss_of(model, data.batch(0)).item(), rel=1e-6)
+    for field in ("loss", "grad_norm"):
+        single = [getattr(row, field) for row in each]
+        means = [np.mean(single[:2]), np.mean(single[2:4]), single[4]]
+        assert [getattr(row, field) for row in rows] == pytest.approx(means, rel=1e-6)
+    sizes = [data.batch(step).tokens_BT.numel() for step in range(5)]
+    assert [row.tokens for row in rows] == [sum(sizes[:n]) for n in (2, 4, 5)]
+    assert [row.lr for row in each] == pytest.approx([learning_rate(config.recipe, step) for step in range(5)])
+    assert all(row.tokens_per_second > 0 for row in rows)
+
+
+def test_training_twice_gives_the_same_bits(make_config) -> None:
+    config = make_config("retrieval", "t5")
+    one, other = (trained(config)[0].state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    start = build_model(config).state_dict()
+    assert not any(torch.equal(one[name], start[name]) for name in one)
+
+
+def test_a_small_set_is_learned_by_heart(make_config) -> None:
+    keys = {"task.training_examples": 8, "recipe.steps": 80, "recipe.lr": 0.01}
+    _, rows = trained(make_config("adjacency_tutorial", "rope", keys))
+    assert rows[0].loss > 0.4
+    assert rows[-1].loss < 0.05
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(make_config) -> None:
+    config = make_config(overrides={"recipe.steps": 9, "recipe.log_every": 3})
+    model = build_model(config)
+    with torch.no_grad():
+        model.answers.weight[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match="loss is nan between steps 0 and 2"):
+        trained(config, model)
+
+
+def test_mixed_precision(make_config) -> None:
+    results = {}
+    for precision in ("fp32", "bf16-mixed"):
+        keys = {"recipe.precision": precision, "recipe.log_every": 1}
+        results[precision] = trained(make_config("copy", "rope", keys))
+    model, rows = results["bf16-mixed"]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    full = [row.loss for row in results["fp32"][1]]
+    assert [row.loss for row in rows] == pytest.approx(full, rel=0.05)
+    assert [row.loss for row in rows] != full

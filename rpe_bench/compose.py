@@ -149,6 +149,8 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
         raise ConfigError(f"{' and '.join(asked)}: one at a time")
     if parsed.resolve and not (parsed.cfg or parsed.help):
         raise ConfigError("--resolve: goes with --cfg or --help")
+    if (parsed.config_path or "").endswith((".yaml", ".yml")):
+        raise ConfigError(f"--config-path={parsed.config_path}: is a directory; a file's name goes with --config-name")
     if parsed.experimental_rerun is not None:
         raise ConfigError("--experimental-rerun: not supported (a run is repeated by giving its overrides again)")
     return parsed

@@ -280,14 +280,19 @@ def _settle(worker: Worker) -> None:
     """See to it that the record of a run whose process has ended says how."""
     code = worker.process.exitcode
     assert code is not None
+    worker.output.seek(0)
+    printed = worker.output.read().decode(errors="replace")
+    worker.output.close()
     if not has_ended(worker.config, worker.before):
         kind, message = "Exit", f"the process ended with status {code} before the run did"
         if code < 0:
             kind = signal.Signals(-code).name
             message = "killed, as the kernel does where memory runs out" if code == -signal.SIGKILL else "killed"
-        worker.output.seek(0)
-        record_failure(worker.config, kind, message, worker.output.read()[-10_000:].decode(errors="replace"))
-    worker.output.close()
+        record_failure(worker.config, kind, message, printed[-10_000:])
+    # What the W&B mirror had to say; all else that a run prints is noise beside many.
+    for line in printed.splitlines():
+        if line.startswith("rpe-bench: "):
+            print(f"\r{line}", file=sys.stderr, flush=True)
 
 
 def _stop(workers: Sequence[Worker]) -> None:

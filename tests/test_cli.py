@@ -109,6 +109,8 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
         ("run --cfg job -m", "--multirun and --cfg: one at a time"),
         ("run --resolve", "--resolve: goes with --cfg or --help"),
+        ("run --config-path=a.yaml", "--config-path=a.yaml: is a directory"),
+        ("run --config-dir=nowhere", "Additional config directory"),
         ("run rope", "rope: is no override, which reads key=value"),
         ("run =rope", "=rope: is no override, which reads key=value"),
         ("run recipe.lr=[1", "recipe.lr=[1: cannot be read: "),

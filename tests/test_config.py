@@ -249,7 +249,7 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
             "adjacency",
             "rope",
             {"evaluation.lengths": [3, 24]},
-            "evaluation.lengths=[3]: size 3 is too small: Adjacency needs at least 4",
+            "evaluation.lengths=[3, 24]: size 3 is too small: Adjacency needs at least 4",
         ),
         (
             "copy",

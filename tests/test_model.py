@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 from rpe_bench import catalogue
+from rpe_bench.components import make_encoding
 from rpe_bench.encodings.base import Context, Encoding, Geometry
 from rpe_bench.model import Transformer
 from rpe_bench.run import build_model
@@ -58,6 +59,14 @@ def test_what_the_encoding_draws_does_not_reach_the_trunk() -> None:
     for model in (plain, greedy):
         model.reset_parameters(7)
     assert same(trunk(plain), trunk(greedy))
+
+
+@pytest.mark.parametrize("name", catalogue.choices("encoding"))
+def test_the_trunk_does_not_reach_what_the_encoding_draws(make_config, name: str) -> None:
+    config = make_config("copy", name, {"seed": 3, "model.layers": 3})
+    sizes = {"dim": 16, "heads": 2, "train_length": 33, "max_length": 65, "causal": True}
+    alone = make_encoding(name, **sizes, seed=3)
+    assert same(build_model(config).encodings[0].state_dict(), alone.state_dict())
 
 
 def test_layers_with_modules_of_their_own_draw_different_values(make_config) -> None:

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -37,6 +39,14 @@ def test_the_same_run_twice_gives_the_same_bytes(make_config, tmp_path: Path, ta
         assert one == other
     one, other = ([row | {"tokens_per_second": ""} for row in rows(config, "train")] for config in configs)
     assert one == other
+
+
+def test_global_generators_are_left_alone(make_config) -> None:
+    config = make_config("adjacency_tutorial", "learned")
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    execute(config)
+    assert np.array_equal(np.random.get_state()[1], before[1]) and random.getstate() == before[2]
+    assert torch.equal(torch.get_rng_state(), before[0])
 
 
 def test_the_directory_of_a_run(make_config) -> None:
@@ -101,6 +111,14 @@ def test_a_run_that_fails_is_recorded_as_failed(make_config) -> None:
     assert "in execute" in facts["exception"]["traceback"] and "in train" in facts["exception"]["traceback"]
     assert facts["parameters"] > 0 and facts["evaluation_seconds"] is None
     assert not (config.run_dir / "eval.csv").exists()
+
+
+def test_a_last_step_that_ruins_the_weights_is_a_failure(make_config) -> None:
+    """Its own loss was fine, and no step follows to notice."""
+    config = make_config("copy", "rope", {"recipe.lr": 1e30, "recipe.warmup_steps": 0, "recipe.steps": 1})
+    with pytest.raises(FloatingPointError, match="loss"):
+        execute(config)
+    assert json.loads((config.run_dir / "run.json").read_text())["status"] == "failed"
 
 
 def test_a_failed_run_may_be_tried_again_a_finished_one_not(make_config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,27 @@ def test_what_is_logged(make_config) -> None:
     assert all(row.tokens_per_second > 0 for row in rows)
 
 
+def test_the_loop_by_hand(make_config) -> None:
+    """Each step: the gradient of its own batch, clipped, into AdamW at its own learning rate."""
+    config = make_config("copy", "t5", {"recipe.grad_clip": 0.5, "recipe.weight_decay": 0.1})
+    recipe, data, model = config.recipe, data_of(config), build_model(config)
+    decayed = {id(p) for n, p in model.named_parameters() if p.dim() > 1 and not n.startswith("encodings")}
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    for step in range(recipe.steps):
+        gradients = torch.autograd.grad(loss_of(model, data.batch(step)), list(model.parameters()))
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        lr, (b1, b2) = learning_rate(recipe, step), recipe.betas
+        with torch.no_grad():
+            for p, g, (first, second) in zip(model.parameters(), gradients, moments, strict=True):
+                g = g * min(1.0, 0.5 / norm.item())
+                first.lerp_(g, 1 - b1)
+                second.lerp_(g.square(), 1 - b2)
+                p.mul_(1 - lr * (0.1 if id(p) in decayed else 0))
+                p -= lr * (first / (1 - b1 ** (step + 1))) / ((second / (1 - b2 ** (step + 1))).sqrt() + 1e-8)
+    for found, expected in zip(trained(config)[0].parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_training_twice_gives_the_same_bits(make_config) -> None:
     config = make_config("retrieval", "t5")
     one, other = (trained(config)[0].state_dict() for _ in range(2))

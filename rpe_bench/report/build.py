@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
 from rpe_bench.report.load import ReportError, Results, load_results
-from rpe_bench.report.tables import accuracy_table, effective_table, markdown_tables, notes, text_tables
+from rpe_bench.report.tables import accuracy_table, effective_table, markdown_tables, notes, seed_by_seed, text_tables
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,13 @@ def _figures(results: Results, out: Path) -> list[Path]:
 
 def _tables(results: Results, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
-    frames = {"accuracy": accuracy_table(results), "effective_length": effective_table(results), "runs": results.runs}
+    frames = {
+        "accuracy": accuracy_table(results),
+        "effective_length": effective_table(results),
+        "evaluations": seed_by_seed(results.evaluations),
+        "positions": seed_by_seed(results.positions),
+        "runs": results.runs,
+    }
     paths = []
     for name, frame in frames.items():
         paths.append(out / f"{name}.csv")

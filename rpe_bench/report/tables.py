@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from rpe_bench.report.load import STATUSES, Results, in_order
+from rpe_bench.report.load import KEYS, STATUSES, Results, in_order
 from rpe_bench.report.statistics import LINE, POINT, over_seeds, over_seeds_effective
 
 THRESHOLD = 0.9
@@ -39,6 +39,12 @@ def baseline_table(results: Results) -> pd.DataFrame:
 def effective_table(results: Results) -> pd.DataFrame:
     """`statistics.over_seeds_effective` at the threshold of 0.9."""
     return over_seeds_effective(results.evaluations, THRESHOLD)
+
+
+def seed_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of every seed as the runs recorded them, less what repeats in each: what all means here are means of."""
+    columns = [column for column in rows if column not in KEYS or column in (*LINE, "seed", "train_length")]
+    return rows[columns].sort_values([*LINE, "seed"], kind="stable")
 
 
 def wide_tables(results: Results, times: str = "x") -> dict[str, pd.DataFrame]:

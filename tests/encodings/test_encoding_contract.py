@@ -211,7 +211,9 @@ def test_tokens_taken_out_of_a_sequence_keep_their_places(case: Case) -> None:
     """Positions are data: neither counted from the first token given, nor looked up in a table of another call."""
     encoding = case.encoding()
     whole = embedded_logits(encoding, 20)
-    for chosen in ([5, 6, 7, 8], [0, 3, 4, 19], [19, 2, 2]):
+    for chosen in ([0, 3, 4, 19], [19, 2, 2], [5, 6, 7, 8]):
+        if 19 not in chosen and not case.cls.prefix_consistent:
+            continue  # it may depend on the last position
         part = embedded_logits(encoding, 20, chosen, explicit=True)
         torch.testing.assert_close(part, whole[:, :, chosen][..., chosen], rtol=0, atol=1e-12)
 

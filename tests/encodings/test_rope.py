@@ -79,8 +79,8 @@ def test_no_monotone_decay(make) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_far_positions_are_exact(make, layout: str) -> None:
-    """An angle formed in float32 is off by 0.016 at a million."""
-    positions = torch.tensor([256, 257, 10_000, 100_000, 1_000_000])
+    """An angle formed in float32 is off by 0.016 at a million, and 2^24 + 1 does not exist there."""
+    positions = torch.tensor([256, 257, 10_000, 1_000_000, 2**24 + 1])
     x = torch.zeros(1, 1, 5, 8)
     x[..., : (8 if layout == "interleaved" else 4) : (2 if layout == "interleaved" else 1)] = 1  # first of each pair
     turned = make(RoPE, heads=1, head_dim=8, layout=layout).rotate(x, x, positions)[0][0, 0]
@@ -107,8 +107,9 @@ def test_half_precision_rounds_once(make, layout: str) -> None:
 def test_memory_layout_of_q_does_not_matter(make, layout: str) -> None:
     """The complex view of a tensor exists for some strides only."""
     encoding = make(RoPE, layout=layout)
-    permuted, sliced = torch.randn(3, 5, 4, 2).permute(0, 3, 1, 2), torch.randn(3, 2, 5, 5)[..., 1:]
-    for q in (permuted, sliced, torch.ones(1).expand(3, 2, 5, 4)):
+    permuted, odd_stride = torch.randn(3, 5, 4, 2).permute(0, 3, 1, 2), torch.randn(3, 2, 5, 5)[..., 1:]
+    odd_start, repeated = torch.randn(3, 2, 5, 6)[..., 1:5], torch.ones(1).expand(3, 2, 5, 4)
+    for q in (permuted, odd_stride, odd_start, repeated):
         plain = q.contiguous()
         torch.testing.assert_close(attention_logits(encoding, q, q), attention_logits(encoding, plain, plain))
 

@@ -29,7 +29,8 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
             for figure in ("extrapolation", "perplexity")
             for kind in ("pdf", "svg", "png")
         ),
-        *("tables/accuracy.csv", "tables/effective_length.csv", "tables/runs.csv", "tables/accuracy.md"),
+        *(f"tables/{name}.csv" for name in ("accuracy", "effective_length", "evaluations", "positions", "runs")),
+        "tables/accuracy.md",
     ]
     first = [path.read_bytes() for path in report.paths]
     assert report.text == text_tables(load_results(results_dir))
@@ -38,6 +39,16 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
     again = write_report(results_dir, tmp_path / "a b")
     assert [path.read_bytes() for path in again.paths] == first
     assert again == report
+
+
+def test_every_seed_is_written_as_its_run_recorded_it(results_dir, tmp_path):
+    write_report(results_dir, tmp_path)
+    rows = pd.read_csv(tmp_path / "tables/evaluations.csv")
+    for run in load_results(results_dir).runs.query("status == 'finished'").itertuples():
+        recorded = pd.read_csv(results_dir / "runs" / run.directory / "eval.csv")
+        chosen = (rows["task_label"] == run.task_label) & (rows["encoding_label"] == run.encoding_label)
+        written = rows[chosen & (rows["seed"] == run.seed)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(written[list(recorded)], recorded)
 
 
 def test_text_ends_with_what_was_left_out(results_dir):

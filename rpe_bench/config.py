@@ -25,6 +25,8 @@ __all__ = ["Config", "ConfigError", "resolve"]
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""What one word of a random stream's key can hold; a larger one would be another key's words."""
 Id = Annotated[str, Field(pattern=r"^\w+$")]
 """Part of a run's id and of its path."""
 
@@ -87,7 +89,7 @@ class Evaluation(Section):
     """Problem sizes; null for those multiples of the training length that the task can pose."""
     multiples: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
     examples: Positive
-    seed: Natural
+    seed: Seed
 
 
 class Logger(Section):
@@ -113,7 +115,7 @@ class Sweep(Section):
 class Config(Section):
     """One run. Once resolved, nothing in it is null that a run depends on."""
 
-    seed: Natural
+    seed: Seed
     device: Literal["auto", "cpu", "cuda"]
     threads: Positive
     results_dir: Path

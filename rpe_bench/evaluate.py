@@ -1,5 +1,6 @@
 """Held-out loss and accuracy by length, by position and by what the task slices its examples by."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -57,12 +58,15 @@ def score(model: Transformer, batch: Batch, device: torch.device) -> tuple[Tenso
 def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tensor, chance: float) -> Scores:
     """Tables of one length from per-token scores (all (B, T); loss is zero where not scored).
 
+    Raises FloatingPointError where the mean loss is not a number: the weights are ruined, and no score means anything.
+
     `exact_match` is the share of examples whose scored tokens are all right. Teacher-forced and free-running greedy
     decoding agree on it: the first error comes at the same place, since everything before it is the same.
     """
-    right = right & scored
     tokens = int(scored.sum())
     mean = float(loss.sum()) / tokens
+    if math.isnan(mean):
+        raise FloatingPointError(f"the loss at size {size} is nan")
     evaluation = {
         "length": size,
         "examples": len(batch),

@@ -18,16 +18,18 @@ def build_model(config: Config) -> Transformer:
     """The model of a resolved config, its weights drawn from the config's seed, on the CPU."""
     task = config.build_task()
     assert config.model.causal is not None  # resolved
-    model = Transformer(
-        vocabulary=task.vocabulary,
-        classes=task.classes,
-        layers=config.model.layers,
-        dim=config.model.dim,
-        heads=config.model.heads,
-        causal=config.model.causal,
-        encodings=config.build_encodings(),
-        embedding_std=config.model.embedding_std,
-    )
+    with torch.device("meta"):  # or torch's modules would draw weights of their own from its global generator
+        model = Transformer(
+            vocabulary=task.vocabulary,
+            classes=task.classes,
+            layers=config.model.layers,
+            dim=config.model.dim,
+            heads=config.model.heads,
+            causal=config.model.causal,
+            encodings=config.build_encodings(),
+            embedding_std=config.model.embedding_std,
+        )
+    model.to_empty(device="cpu")
     model.reset_parameters(config.seed)
     return model
 

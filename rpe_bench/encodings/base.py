@@ -8,6 +8,7 @@ Shapes, here and in every encoding:
 Signs: an *offset* is key position minus query position, j - i: the past is negative. A *distance* has no sign.
 """
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -135,11 +136,12 @@ class Encoding(nn.Module):
 
     @classmethod
     def build(cls, geometry: Geometry, **parameters: Any) -> list["Encoding"]:
-        """The modules of a model: one a layer where the parameter `shared` is false, else one for all layers.
+        """The modules of a model: one a layer where the class has a parameter `shared` that is false, else one for all.
 
         Override it for mixtures (layers that alternate) and for parts that layers share.
         """
-        if parameters.get("shared", True):
+        option = inspect.signature(cls).parameters.get("shared")
+        if parameters.get("shared", option.default if option else True):
             return [cls(geometry, **parameters)]
         return [cls(replace(geometry, layer=layer), **parameters) for layer in range(geometry.layers)]
 
@@ -228,6 +230,15 @@ class Cache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._entries,)
+
+
+def whole(positions: Tensor) -> Tensor:
+    """Positions or offsets as integers; ValueError where some are fractions, which a table has no rows for."""
+    if not positions.is_floating_point():
+        return positions
+    if bool((positions != positions.round()).any()):
+        raise ValueError("a learned table has rows for whole positions only, and was given fractions")
+    return positions.long()
 
 
 def check_choice(name: str, given: object, *allowed: object) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Encoding, Geometry
+from rpe_bench.encodings.base import Encoding, Geometry, whole
 from rpe_bench.encodings.sinusoidal import combine_with_tokens, drop_axis, position_width
 
 
@@ -42,14 +42,13 @@ class Learned(Encoding):
     def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
         if positions is None:
             first, last = 0, x_BTD.shape[1] - 1
-        elif positions.is_floating_point():
-            raise ValueError("a learned table has rows for whole positions only, and was given fractions")
         else:
+            positions = drop_axis(whole(positions))
             first, last = (int(value) for value in positions.aminmax())
         size = len(self.table_LD)
         if first < 0:
             raise ValueError(f"position {first} lies before a learned table, which begins at 0")
         if last >= size:
             raise ValueError(f"position {last} lies beyond a learned table of {size} rows, 0 to {size - 1}")
-        rows = self.table_LD[: last + 1] if positions is None else self.table_LD[drop_axis(positions)]
+        rows = self.table_LD[: last + 1] if positions is None else self.table_LD[positions]
         return combine_with_tokens(x_BTD, rows.to(x_BTD.dtype), self.combine)

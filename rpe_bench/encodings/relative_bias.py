@@ -7,7 +7,7 @@ al. 2020 (arXiv 1910.10683).
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import DistanceBias, Geometry
+from rpe_bench.encodings.base import DistanceBias, Geometry, whole
 
 
 class RelativeBias(DistanceBias):
@@ -37,4 +37,4 @@ class RelativeBias(DistanceBias):
         self.table_NH.normal_(0, self.std, generator=generator)
 
     def of_offset(self, offset: Tensor) -> Tensor:
-        return nn.functional.embedding(offset.clamp(-self.k, self.k).long() + self.k, self.table_NH)
+        return nn.functional.embedding(whole(offset).clamp(-self.k, self.k) + self.k, self.table_NH)

@@ -59,10 +59,9 @@ class RoPE(Encoding):
     def _turn(self, x_BHTK: Tensor, turns: Tensor) -> Tensor:
         x = x_BHTK.to(turns.real.dtype)
         if self.layout == "interleaved":
-            # Pairs can be viewed as complex numbers only where they lie side by side, at even offsets.
-            if x.stride(-1) != 1 or any(stride % 2 for stride in x.stride()[:-1]):
-                x = x.contiguous()
-            turned = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+            # Contiguous, since pairs are complex numbers only where they lie side by side at even offsets; faster, too.
+            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+            turned = torch.view_as_real(pairs * turns).flatten(-2)
         else:
             first, second = x.chunk(2, dim=-1)
             cos, sin = turns.real, turns.imag

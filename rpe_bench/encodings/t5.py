@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import DistanceBias, Geometry
+from rpe_bench.encodings.base import DistanceBias, Geometry, whole
 
 
 class T5(DistanceBias):
@@ -51,6 +51,7 @@ class T5(DistanceBias):
 
     def bucket(self, offset: Tensor) -> Tensor:
         """The row of the table for each offset j - i."""
+        offset = whole(offset)
         if self.geometry.causal:
             buckets, n = self.num_buckets, (-offset).clamp(min=0)
         else:
@@ -58,7 +59,7 @@ class T5(DistanceBias):
         exact = buckets // 2
         growth = torch.log(n.clamp(min=1).double() / exact) / math.log(self.max_distance / exact)
         far = exact + (growth * (buckets - exact)).long()
-        bucket = torch.where(n < exact, n.long(), far.clamp(max=buckets - 1))
+        bucket = torch.where(n < exact, n, far.clamp(max=buckets - 1))
         return bucket if self.geometry.causal else bucket + (offset > 0) * buckets
 
     def of_offset(self, offset: Tensor) -> Tensor:

@@ -87,9 +87,9 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
 def _view_of_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
     """The fused kernel, with a mask (H, Q, S) that takes 2T - 1 numbers a head.
 
-    With the order of the queries reversed, row r of the queries before `end` is the query end-1-r, whose key c has offset
-    c + r - (end-1): the entry c + r + T - end of the vector of all offsets. Both strides are then 1 and positive, which a
-    strided view can express. A causal model takes its rows in blocks, and leaves out the keys after each.
+    With the order of the queries reversed, row r of those before `end` is the query end-1-r, whose key c has the offset
+    c + r - (end-1): the entry c + r + T - end of the vector of all offsets. Both strides are then 1 and positive, which
+    a strided view can express. A causal model takes its rows in blocks, and leaves out the keys after each.
     """
     B, H, T, _ = q_BHTK.shape
     bias_HN = encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype).detach()

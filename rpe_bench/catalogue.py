@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ def summary(group: str, name: str) -> str:
     Else the first line of a docstring: the module's for an encoding, since it names the paper; the class's for a task,
     with the property that the task isolates. Else the keys.
     """
-    first = (CONF / group / f"{name}.yaml").read_text().partition("\n")[0]
-    if first.startswith("#") and "@package" not in first:
-        return first.lstrip("# ").strip()
+    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+    comments = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
+    if comments:
+        return comments[0].lstrip("# ").strip()
     options = read(group, name)
     if "target" not in options:
         return ", ".join(f"{key} {value}" for key, value in options.items() if key != "name")

@@ -8,6 +8,7 @@ import os
 import queue
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -95,24 +96,34 @@ class WandbMirror:
             self._warn(f"incomplete, not waited for any longer than {patience:g} s; the CSV files are complete")
 
     def _work(self) -> None:
+        before = tempfile.tempdir
         try:
-            run = self._start()
-            try:
-                while (item := self._inbox.get()) is not None:
-                    self._draw(run, *item)
-                run.summary.update(self._scores | self._facts)
-                # Last, since online each asks the server first: for long, where that is lost.
-                for name, rows in self._tables.items():
-                    data: list[Iterable[Any]] = [list(row.values()) for row in rows]
-                    run.log({f"tables/{name}": wandb.Table(columns=list(rows[0]), data=data)})
-            finally:
-                run.finish(exit_code=self._exit_code)
-            self._tear_down()
+            folder = self._directory.resolve() / "wandb"
+            folder.mkdir(parents=True, exist_ok=True)
+            # wandb keeps what it stages of tables until the process exits, and a forked one exits without clearing up.
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".scratch-") as tempfile.tempdir:
+                self._mirror()
         # wandb raises much that is not a wandb.Error, such as a bare Exception where its service refuses. Whatever it
         # is, it ends this thread alone and is told in a line.
         except Exception as error:
             if not self._given_up:
                 self._warn(f"incomplete after {one_line(error)}; the CSV files are complete")
+        finally:
+            tempfile.tempdir = before
+
+    def _mirror(self) -> None:
+        run = self._start()
+        try:
+            while (item := self._inbox.get()) is not None:
+                self._draw(run, *item)
+            run.summary.update(self._scores | self._facts)
+            # Last, since online each asks the server first: for long, where that is lost.
+            for name, rows in self._tables.items():
+                data: list[Iterable[Any]] = [list(row.values()) for row in rows]
+                run.log({f"tables/{name}": wandb.Table(columns=list(rows[0]), data=data)})
+        finally:
+            run.finish(exit_code=self._exit_code)
+        self._tear_down()
 
     def _start(self) -> wandb.Run:
         # What wandb takes from the environment alone. Its reports on itself use the network even offline, and delay the

@@ -154,7 +154,7 @@ def test_it_holds_the_numbers_of_the_csv_files(config: Config) -> None:
 
     train = read_csv(config, "train")
     assert len(train) == 3
-    for column in TABLES["train"][1:]:
+    for column in list(TABLES["train"])[1:]:
         assert mirrored.curve(f"train/{column}", "step") == {row["step"]: row[column] for row in train}
     evaluation = read_csv(config, "eval")
     for prefix, chosen in (

@@ -13,6 +13,9 @@ class Learned(Encoding):
     The table covers the longest evaluated sequence unless `size` says otherwise. Rows that training never reaches stay
     as they were drawn from N(0, std^2): that is what "learned positions do not extrapolate" means. A position beyond
     the table is an error.
+
+    BERT draws tokens and positions alike, from N(0, 0.02^2). Beside louder tokens a table so quiet fits late, its last
+    rows above all, which only the longest sequences meet.
     """
 
     translation_invariant = False
@@ -21,7 +24,7 @@ class Learned(Encoding):
         self,
         geometry: Geometry,
         size: int | None = None,
-        std: float = 0.02,
+        std: float = 0.3,
         combine: str = "add",
         width: int | None = None,
     ) -> None:

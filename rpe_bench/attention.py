@@ -11,12 +11,13 @@ Shapes as in rpe_bench.encodings.base.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rpe_bench.encodings.base import Context, DistanceBias, Encoding
+from rpe_bench.encodings.base import Context, DistanceBias, Encoding, check_positions
 
 CHUNK_ELEMENTS = 2**23
 """Logits held at once by the explicit path outside training: 32 MiB in float32."""
@@ -32,18 +33,35 @@ def logits(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context)
     return content if bias is None else content + bias
 
 
-def attention_logits(encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor | None = None) -> Tensor:
+def attention_logits(
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor | None = None,
+    *,
+    x: Tensor | None = None,
+    tokens: Tensor | None = None,
+    project: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
     """What softmax is given but for the mask: rotated, scaled, biased.
 
     Args:
         encoding: one layer's encoding.
         q, k: (B, H, T, K).
         positions: None for 0..T-1, or (T,), (B, T) or (B, T, A).
+        x, tokens, project: the layer's input (B, T, D), the token ids (B, T) and the layer's projections, for encodings
+            that depend on them.
 
     Returns:
         (B, H, T, T), rows are queries.
+
+    Raises:
+        ValueError: positions of another shape, or beyond what the encoding can represent.
     """
-    context = Context(q.shape[2], encoding.geometry.causal, positions, device=q.device)
+    B, _, T, _ = q.shape
+    check_positions(positions, B, T)
+    causal = encoding.geometry.causal
+    context = Context(T, causal, positions, device=q.device, x_BTD=x, tokens_BT=tokens, project=project)
     return logits(encoding, *encoding.rotate(q, k, positions, context), context)
 
 
@@ -55,13 +73,15 @@ def reference(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor
 def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
     """Attention by the fastest path that is equal to the reference: (B, H, T, K)."""
     q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
-    changed = set(encoding.changes()) - {"embed", "rotate"}
-    if not changed:
-        return scaled_dot_product_attention(q, k, v_BHTK, is_causal=context.causal, scale=encoding.scale)
-    if changed == {"bias"} and isinstance(encoding, DistanceBias) and context.positions is None:
+    scale = encoding.scale
+    if isinstance(scale, Tensor):  # which the fused kernel does not take
+        return _in_chunks(encoding, q, k, v_BHTK, context)
+    if not set(encoding.changes()) - {"embed", "rotate"}:
+        return scaled_dot_product_attention(q, k, v_BHTK, is_causal=context.causal, scale=scale)
+    if isinstance(encoding, DistanceBias) and encoding.by_offset_alone and context.positions is None:
         if encoding.learned and torch.is_grad_enabled():
             return _unfolded_bias(encoding, q, k, v_BHTK, context)
-        return _view_of_bias(encoding, q, k, v_BHTK, context)
+        return _view_of_bias(encoding, q, k, v_BHTK, context, scale)
     return _in_chunks(encoding, q, k, v_BHTK, context)
 
 
@@ -84,14 +104,16 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     )
 
 
-def _view_of_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
+def _view_of_bias(
+    encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context, scale: float
+) -> Tensor:
     """The fused kernel, with a mask (H, Q, S) that takes 2T - 1 numbers a head.
 
     With the order of the queries reversed, row r of those before `end` is the query end-1-r, whose key c has the offset
     c + r - (end-1): the entry c + r + T - end of the vector of all offsets. Both strides are then 1 and positive, which
     a strided view can express. A causal model takes its rows in blocks, and leaves out the keys after each.
     """
-    B, H, T, _ = q_BHTK.shape
+    _, H, T, _ = q_BHTK.shape
     bias_HN = encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype).detach()
     strides = (0, bias_HN.stride(0) if len(bias_HN) == H else 0, 1, 1)
     rows = BLOCK_ROWS if context.causal else T
@@ -99,9 +121,9 @@ def _view_of_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK
     for start in range(0, T, rows):
         end = min(start + rows, T)
         keys = slice(end if context.causal else T)
-        mask = bias_HN.as_strided((B, H, end - start, keys.stop), strides, bias_HN.storage_offset() + T - end)
+        mask = bias_HN.as_strided((1, H, end - start, keys.stop), strides, bias_HN.storage_offset() + T - end)
         q, k, v = q_BHTK[:, :, start:end].flip(2), k_BHTK[:, :, keys], v_BHTK[:, :, keys]
-        blocks.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=encoding.scale).flip(2))
+        blocks.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).flip(2))
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rpe_bench.attention import attend
-from rpe_bench.encodings.base import Context, Encoding
+from rpe_bench.encodings.base import Context, Encoding, check_positions
 from rpe_bench.seeds import torch_stream
 
 
@@ -106,6 +106,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, C). `positions`: None for 0..T-1, or (T,), (B, T) or (B, T, A)."""
+        check_positions(positions, *tokens_BT.shape)
         encodings = self._encodings()
         x_BTD = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
         context = Context(tokens_BT.shape[1], self.causal, positions, device=x_BTD.device, tokens_BT=tokens_BT)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 
 from rpe_bench.config import Config
-from rpe_bench.evaluate import Scores, score, summarise
+from rpe_bench.evaluate import score, summarise
 from rpe_bench.model import Transformer
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
@@ -18,7 +18,9 @@ def build_model(config: Config) -> Transformer:
     """The model of a resolved config, its weights drawn from the config's seed, on the CPU."""
     task = config.build_task()
     assert config.model.causal is not None  # resolved
-    with torch.device("meta"):  # or torch's modules would draw weights of their own from its global generator
+    # Modules draw weights from the global generator as they are made; an encoding of a user's may keep some.
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)
         model = Transformer(
             vocabulary=task.vocabulary,
             classes=task.classes,
@@ -29,33 +31,30 @@ def build_model(config: Config) -> Transformer:
             encodings=config.build_encodings(),
             embedding_std=config.model.embedding_std,
         )
-    model.to_empty(device="cpu")
     model.reset_parameters(config.seed)
     return model
 
 
 def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
-    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv.
+    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv, and of training_set.csv if the task has one.
 
     The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones.
     """
     assert config.evaluation.lengths is not None and config.recipe.train_length is not None  # resolved
     longest = config.recipe.train_length
     tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
-
-    def add(split: str, scores: Scores) -> None:
-        tables["eval"].append(scores.evaluation | {"split": split})
-
     for size in config.evaluation.lengths:
         rng = stream("evaluation", config.task.name, config.evaluation.seed, size)
         batch = task.sample(rng, config.evaluation.examples, size)
         scores = summarise(size, batch, *score(model, batch, device), task.chance(size))
-        add("train_lengths" if size <= longest else "extrapolation", scores)
+        split = "train_lengths" if size <= longest else "extrapolation"
+        tables["eval"].append(scores.evaluation | {"split": split})
         tables["positions"] += scores.positions
         tables["slices"] += scores.slices
         tables["baselines"].append(scores.baselines)
     if (examples := training_set(task, config.seed, longest)) is not None:
-        add("training_set", summarise(longest, examples, *score(model, examples, device), task.chance(longest)))
+        scores = summarise(longest, examples, *score(model, examples, device), task.chance(longest))
+        tables["training_set"] = [scores.evaluation]
     return tables
 
 

@@ -62,6 +62,26 @@ class DistanceAndContent(DistanceBias):
         return super().content(q_BHQK, k_BHSK, context).tanh()
 
 
+class AmendedDistance(DistanceBias):
+    """A bias that its class amends: what `of_offset` says is not all of it."""
+
+    def of_offset(self, offset: Tensor) -> Tensor:
+        return -offset.abs().double()[..., None].sqrt()
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        return 0.5 * super().bias(q_BHQK, k_BHSK, context)
+
+
+class ScalePerHead(Encoding):
+    """A softmax scale that is a tensor."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        # A buffer, so that it follows the dtype of the module.
+        del self.scale
+        self.register_buffer("scale", torch.linspace(0.2, 0.7, geometry.heads)[:, None, None], persistent=False)
+
+
 def own(cls: type[Encoding]) -> Build:
     def build(heads: int, causal: bool) -> Encoding:
         encoding = cls(Geometry(4 * heads, heads, 16, 257, causal))
@@ -86,7 +106,7 @@ def from_conf(name: str, **options: Any) -> Build:
 def builders() -> dict[str, tuple[type[Encoding], Build]]:
     """Every encoding of conf/, with one column for all heads too where it has that option; and those above."""
     found: dict[str, tuple[type[Encoding], Build]] = {}
-    for cls in (Content, DistanceAndContent):
+    for cls in (Content, DistanceAndContent, AmendedDistance, ScalePerHead):
         found[cls.__name__] = cls, own(cls)
     for name in catalogue.choices("encoding"):
         cls = load_class("encoding", catalogue.read("encoding", name)["target"])
@@ -146,8 +166,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
 def expected_path(encoding: Encoding, positions: Tensor | None) -> str:
     """As the documentation of the module says."""
     places = set(encoding.changes()) - {"embed", "rotate"}
+    if isinstance(encoding.scale, Tensor):
+        return "_explicit"
     if not places:
         return "fused"
+    if type(encoding) is AmendedDistance:
+        return "_explicit"
     if places != {"bias"} or not isinstance(encoding, DistanceBias) or positions is not None:
         return "_explicit"
     return "_unfolded_bias" if len(list(encoding.parameters())) and torch.is_grad_enabled() else "_view_of_bias"

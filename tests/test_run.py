@@ -49,6 +49,46 @@ def test_global_generators_are_left_alone(make_config) -> None:
     assert torch.equal(torch.get_rng_state(), before[0])
 
 
+PARTS = """
+import torch
+from torch import nn
+from rpe_bench.encodings.base import Encoding
+
+class Parts(Encoding):
+    def __init__(self, geometry, shared: bool = False):
+        super().__init__(geometry)
+        self.kept = nn.Linear(4, 4)
+        self.common = nn.Parameter(torch.empty(3))
+        self.register_buffer("index", torch.arange(5))
+
+    @classmethod
+    def build(cls, geometry, **parameters):
+        modules = super().build(geometry, **parameters)
+        for module in modules[1:]:
+            module.common = modules[0].common
+        return modules
+
+    def reset_parameters(self, generator):
+        self.common.data.normal_(generator=generator)
+"""
+
+
+def test_what_an_encoding_is_made_of_stays_as_it_made_it(
+    make_config, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that layers share, buffers, and weights that it leaves as torch draws them."""
+    (tmp_path / "parts_of_encodings.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"encoding.name": "parts", "encoding.target": "parts_of_encodings.Parts"}
+    models = [build_model(make_config("copy", "nope", options | {"seed": seed})) for seed in (0, 0, 1)]
+    for model in models:
+        first, second = model.encodings
+        assert first.common is second.common
+        assert first.index.tolist() == second.index.tolist() == [0, 1, 2, 3, 4]
+    one, same, other = (model.encodings[1].kept.weight for model in models)
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
 def test_the_directory_of_a_run(make_config) -> None:
     config = make_config("retrieval", "relative_bias", {"seed": 3})
     execute(config)

@@ -37,4 +37,5 @@ class ALiBi(DistanceBias):
 
     def of_all_offsets(self, length: int, causal: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
         build = super().of_all_offsets
-        return self._cache.get((length, causal, device, dtype), lambda: build(length, causal, device, dtype))
+        key = (tuple(self.slopes), length, causal, device, dtype)
+        return self._cache.get(key, lambda: build(length, causal, device, dtype))

@@ -35,6 +35,16 @@ class Geometry:
     layer: int = 0
     """The layer served, where there is one module a layer."""
 
+    def __post_init__(self) -> None:
+        for name in ("dim", "heads", "train_length", "max_length", "layers", "axes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r} must be a positive integer")
+        if self.dim % self.heads:
+            raise ValueError(f"heads={self.heads} must divide dim={self.dim}")
+        if type(self.causal) is not bool:
+            raise ValueError(f"causal={self.causal!r} must be true or false")
+
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
@@ -54,6 +64,9 @@ class Context:
                 encodings that share them with the content
     content     the scaled logits of content (B, H, Q, S) before any bias, for encodings that count by them
     memo        what layers may share within one forward pass; never outlives it
+
+    Positions are data: what remaps them (random draws, an offset, interpolation) does so before the model, and no
+    encoding has to draw anything.
     """
 
     length: int
@@ -102,6 +115,22 @@ def positions_or_default(positions: Tensor | None, length: int, device: torch.de
     return torch.arange(length, device=device) if positions is None else positions
 
 
+def check_positions(positions: Tensor | None, batch: int, length: int) -> None:
+    """Raise ValueError where positions are not None, (T,), (B, T) or (B, T, A) of B examples and T tokens."""
+    if positions is not None and tuple(positions.shape[:2]) not in ((length,), (batch, length)):
+        given = tuple(positions.shape)
+        raise ValueError(f"positions {given} do not fit {batch} examples of {length} tokens: (T,), (B, T) or (B, T, A)")
+
+
+def single_axis(positions: Tensor) -> Tensor:
+    """Positions (T,), (B, T) or (B, T, 1), or offsets with one dimension more, without their axis."""
+    if positions.dim() < 3:
+        return positions
+    if positions.shape[-1] != 1:
+        raise ValueError(f"this encoding takes one axis of position, and was given {positions.shape[-1]}")
+    return positions.squeeze(-1)
+
+
 class Encoding(nn.Module):
     """No position at all, and the base of every encoding: override the places that the paper changes, and no others.
 
@@ -110,9 +139,10 @@ class Encoding(nn.Module):
     `content`  the logits of content (an encoding that transports keys to queries replaces them)
     `bias`     added to the scaled logits; a term that its paper scales, scales itself
     `value`    on the mixed values
-    `scale`    the softmax scale, an attribute
+    `scale`    the softmax scale, an attribute: a number, or a tensor that multiplies q
 
-    Subclasses declare what is true of them, and the tests hold them to it.
+    Softmax itself is no such place, and queries are rows of the same sequence as the keys. Subclasses declare what is
+    true of them, and the tests hold them to it.
     """
 
     translation_invariant: ClassVar[bool] = True
@@ -132,7 +162,7 @@ class Encoding(nn.Module):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.geometry = geometry
-        self.scale = geometry.head_dim**-0.5
+        self.scale: float | Tensor = geometry.head_dim**-0.5
 
     @classmethod
     def build(cls, geometry: Geometry, **parameters: Any) -> list["Encoding"]:
@@ -149,7 +179,7 @@ class Encoding(nn.Module):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw the initial values of the encoding's own parameters; nothing to draw here."""
 
-    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         return x_BTD
 
     def rotate(
@@ -188,8 +218,16 @@ class DistanceBias(Encoding):
         """Offsets j - i of any shape, integers or float64, to biases (*offset.shape, H), or (..., 1) for all heads."""
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        offset = context.offset.squeeze(-1) if context.offset.dim() == 4 else context.offset
+        offset = context.offset
+        if offset.dim() == 4:
+            offset = single_axis(offset)
         return self.of_offset(offset).movedim(-1, -3).to(q_BHQK.dtype)
+
+    @property
+    def by_offset_alone(self) -> bool:
+        """Whether `of_offset` is all there is: a subclass may add to the bias, or change another place."""
+        others = set(self.changes()) - {"embed", "rotate", "bias"}
+        return type(self).bias is DistanceBias.bias and not others
 
     @property
     def learned(self) -> bool:

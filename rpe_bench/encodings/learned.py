@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Encoding, Geometry, whole
-from rpe_bench.encodings.sinusoidal import combine_with_tokens, drop_axis, position_width
+from rpe_bench.encodings.base import Encoding, Geometry, single_axis, whole
+from rpe_bench.encodings.sinusoidal import combine_with_tokens, position_width
 
 
 class Learned(Encoding):
@@ -42,11 +42,11 @@ class Learned(Encoding):
     def reset_parameters(self, generator: torch.Generator) -> None:
         self.table_LD.normal_(0, self.std, generator=generator)
 
-    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         if positions is None:
             first, last = 0, x_BTD.shape[1] - 1
         else:
-            positions = drop_axis(whole(positions))
+            positions = single_axis(whole(positions))
             first, last = (int(value) for value in positions.aminmax())
         size = len(self.table_LD)
         if first < 0:

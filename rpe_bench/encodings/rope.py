@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_choice
-from rpe_bench.encodings.sinusoidal import drop_axis
+from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_choice, single_axis
 
 
 class RoPE(Encoding):
@@ -43,10 +42,10 @@ class RoPE(Encoding):
     def _turns(self, positions: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The turns, rounded once, shaped to multiply (B, H, T, K/2)."""
         if positions is not None:
-            turns = self.turns(drop_axis(positions)).to(dtype)
+            turns = self.turns(single_axis(positions)).to(dtype)
             return turns if turns.dim() == 2 else turns[:, None]
         return self._cache.get(
-            (length, device, dtype), lambda: self.turns(torch.arange(length, device=device)).to(dtype)
+            (self.base, length, device, dtype), lambda: self.turns(torch.arange(length, device=device)).to(dtype)
         )
 
     def rotate(

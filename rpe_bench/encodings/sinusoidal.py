@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_choice
+from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_choice, single_axis
 
 
 def sinusoid(positions: Tensor, width: int, base: float) -> Tensor:
@@ -41,13 +41,13 @@ class Sinusoidal(Encoding):
     def table(self, positions: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """PE of the positions (None: 0..length-1), rounded once from float64."""
         if positions is not None:
-            return sinusoid(drop_axis(positions), self.width, self.base).to(dtype)
+            return sinusoid(single_axis(positions), self.width, self.base).to(dtype)
         return self._cache.get(
-            (length, device, dtype),
+            (self.base, self.width, length, device, dtype),
             lambda: sinusoid(torch.arange(length, device=device), self.width, self.base).to(dtype),
         )
 
-    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens_BT: Tensor | None = None) -> Tensor:
+    def embed(self, x_BTD: Tensor, positions: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         table = self.table(positions, x_BTD.shape[1], x_BTD.device, x_BTD.dtype)
         return combine_with_tokens(x_BTD, table, self.combine)
 
@@ -60,7 +60,7 @@ def position_width(geometry: Geometry, combine: str, width: int | None) -> int:
             raise ValueError(f"width={width} contradicts combine=add, where a position is as wide as the model")
         return geometry.dim
     if width is None:
-        return geometry.dim // 2
+        width = geometry.dim // 2
     if not 0 < width < geometry.dim:
         raise ValueError(f"width={width} must lie between 1 and {geometry.dim - 1}, the model's width less one")
     return width
@@ -72,8 +72,3 @@ def combine_with_tokens(x_BTD: Tensor, position: Tensor, combine: str) -> Tensor
         return x_BTD + position
     width = position.shape[-1]
     return torch.cat((x_BTD[..., :-width], position.expand(*x_BTD.shape[:-1], width)), dim=-1)
-
-
-def drop_axis(positions: Tensor) -> Tensor:
-    """Positions (T,), (B, T) or (B, T, 1) without their axis."""
-    return positions.squeeze(-1) if positions.dim() == 3 else positions

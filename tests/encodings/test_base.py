@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rpe_bench import attention_logits, make_encoding
-from rpe_bench.encodings.base import whole
+from rpe_bench.attention import attend
+from rpe_bench.encodings.base import Context, Geometry, whole
 
 
 def test_whole_positions_become_integers_and_fractions_are_refused() -> None:
@@ -20,3 +21,60 @@ def test_tables_take_no_position_between_two_rows(name: str) -> None:
     with pytest.raises(ValueError, match="fractions"):
         encoding.embed(torch.zeros(1, 3, 8), positions)
         attention_logits(encoding, *torch.zeros(2, 1, 2, 3, 4), positions)
+
+
+SIZES = {"dim": 8, "heads": 2, "train_length": 4, "max_length": 8, "causal": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"heads": 3}, "heads=3 must divide dim=8"),
+        ({"heads": 0}, "heads=0 must be a positive integer"),
+        ({"dim": 8.0}, "dim=8.0 must be a positive integer"),
+        ({"max_length": -1}, "max_length=-1 must be a positive integer"),
+        ({"causal": None}, "causal=None must be true or false"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Geometry(**{**SIZES, **wrong})
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "t5", "alibi"])
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (5, 3), (3, 1), (2, 2, 1)])
+def test_positions_of_another_shape_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    encoding = make_encoding(name, **SIZES)
+    q = torch.zeros(2, 2, 3, 4)
+    with pytest.raises(ValueError, match=r"^positions .* do not fit 2 examples of 3 tokens"):
+        attention_logits(encoding, q, q, torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("name", ["learned", "sinusoidal", "rope", "t5", "alibi", "relative_bias"])
+def test_a_grid_is_no_text(name: str) -> None:
+    encoding = make_encoding(name, **SIZES)
+    positions, q = torch.zeros(2, 2, 2, dtype=torch.long), torch.zeros(2, 2, 2, 4)
+    with pytest.raises(ValueError, match="takes one axis of position, and was given 2"):
+        encoding.embed(torch.zeros(2, 2, 8), positions)
+        attention_logits(encoding, q, q, positions)
+
+
+def test_tables_follow_what_they_are_made_of() -> None:
+    """A table that is kept is never that of another base or other slopes."""
+    for name, attribute, value in (
+        ("rope", "base", 100.0),
+        ("sinusoidal", "base", 100.0),
+        ("alibi", "slopes", [1.0, 2.0]),
+    ):
+        encoding = make_encoding(name, **SIZES)
+
+        def seen(positions: torch.Tensor | None, encoding=encoding) -> torch.Tensor:
+            q = torch.arange(24.0).view(1, 2, 3, 4)
+            with torch.no_grad():
+                x = encoding.embed(torch.zeros(1, 3, 8), positions)
+                attended = attend(encoding, q, q, q, Context(3, True, positions))
+            return torch.cat([x.flatten(), attended.flatten()])
+
+        seen(None)
+        setattr(encoding, attribute, value)
+        torch.testing.assert_close(seen(None), seen(torch.arange(3)))

@@ -3,6 +3,7 @@
     config.yaml      the resolved config
     run.json         status, times, sizes, speed, versions, commit and host; a run is finished when this says so
     train.csv  eval.csv  positions.csv  slices.csv  baselines.csv      the columns of rpe_bench.schema.TABLES
+    training_set.csv                                                   the same, where a task has a finite training set
     checkpoint.pt    whatever was given to `Record.checkpoint`
 
 Every file appears whole, by writing to a temporary name and renaming, so that a reader never sees half of one.
@@ -92,7 +93,7 @@ class Record:
             "run_id": config.run_id,
             "status": "running",
             "exception": None,
-            "started": _now(),
+            "started": now(),
             "finished": None,
             "seconds": None,
             **dict.fromkeys(NOTES),
@@ -134,7 +135,7 @@ class Record:
                 "message": str(error),
                 "traceback": "".join(traceback.format_exception(error)),
             }
-        facts["finished"] = _now()
+        facts["finished"] = now()
         facts["seconds"] = time.perf_counter() - self._started
         facts["peak_memory_bytes"] = peak_memory_bytes()
         if self._config.device == "cuda":
@@ -192,15 +193,25 @@ class Record:
         return facts if error is None else {**facts, "exception": one_line(error)}
 
 
-def status(directory: Path) -> str | None:
-    """What run.json says of a run: "running", "finished", "failed" or "interrupted"; None where none can be read.
+def read_record(directory: Path) -> dict[str, Any]:
+    """A run's run.json; empty where there is none, or what is there is no JSON object in UTF-8.
 
-    "running" is also what a run that was killed outright leaves behind.
+    Raises:
+        OSError: it is there and cannot be read, such as a directory in its place.
     """
     try:
-        return str(json.loads((directory / "run.json").read_text())["status"])
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
+        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # the latter for what is neither JSON nor UTF-8
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def status(directory: Path) -> str | None:
+    """What run.json says of a run: "running", "finished", "failed" or "interrupted"; None where it says nothing.
+
+    "running" is also what a run that was killed outright leaves behind. OSError as from `read_record`.
+    """
+    return read_record(directory).get("status")
 
 
 @contextmanager
@@ -300,5 +311,6 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def now() -> str:
+    """The time in UTC as ISO 8601, in milliseconds: two attempts at a run may follow within a second."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -22,6 +22,15 @@ TABLES = {
         "token_accuracy": "float64",
         "exact_match": "float64",
     },
+    "training_set": {
+        "length": "int64",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "token_accuracy": "float64",
+        "exact_match": "float64",
+    },
     "positions": {
         "length": "int64",
         "position": "int64",
@@ -42,3 +51,9 @@ TABLES = {
     "baselines": {"length": "int64", "chance": "float64", "majority": "float64"},
 }
 """The columns of NAME.csv, in order, with their types in a DataFrame."""
+
+SPLITS = ("train_lengths", "extrapolation")
+"""What the rows of eval.csv are of, by length: examples that nothing was trained on, in both."""
+
+OPTIONAL = frozenset({"training_set"})
+"""Tables that only some runs have: those of a task with a finite training set."""

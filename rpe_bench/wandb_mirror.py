@@ -48,7 +48,7 @@ def preload() -> None:
 
 
 class WandbMirror:
-    """One W&B run. Nothing here raises, and nothing waits but `close`, for CLOSE_SECONDS at the most.
+    """One W&B run. Nothing here raises, and nothing waits but `close`, for CLOSE_SECONDS of the mode at the most.
 
     Online without a key, or without an answer from the server, it becomes an offline run and says so. The files are in
     DIRECTORY/wandb, where `wandb sync` finds them; those of an earlier attempt at the same run are removed.
@@ -89,8 +89,11 @@ class WandbMirror:
         self._facts = facts
         self._exit_code = exit_code
         self._inbox.put(None)
-        patience = CLOSE_SECONDS[self._mode]
-        self._thread.join(patience)
+        waited_as = None
+        while self._thread.is_alive() and waited_as != self._mode:  # it may become offline while waited for
+            waited_as = self._mode
+            patience = CLOSE_SECONDS[waited_as]
+            self._thread.join(patience)
         if self._thread.is_alive():
             self._given_up = True
             self._warn(f"incomplete, not waited for any longer than {patience:g} s; the CSV files are complete")
@@ -142,6 +145,7 @@ class WandbMirror:
             reason = "no API key"
         except wandb.Error as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]  # advice on settings follows
+        self._mode = "offline"  # from here on no server is waited for
         # Or else the service holds the id to be in use, by the run that did not start.
         self._tear_down()
         self._remove_earlier()
@@ -184,9 +188,9 @@ class WandbMirror:
         drawn = bin_positions(rows, CURVE_POINTS) if table == "positions" else rows
         for point in points(table, drawn):
             run.log(point)
-        if table == "eval":
+        if table in ("eval", "training_set"):
             self._scores |= {
-                f"{_prefix(table, row)}/{column}_L{row['length']}": row[column]
+                f"{table}/{column}_L{row['length']}": row[column]
                 for row in rows
                 for column in ("loss", "token_accuracy", "exact_match")
             }
@@ -221,7 +225,7 @@ def points(table: str, rows: list[Row]) -> Iterator[Row]:
     elif table in AXES:
         axis = AXES[table]
         for row in rows:
-            values = {f"{_prefix(table, row)}/{key}": row[key] for key in row if key not in (axis, "split")}
+            values = {f"{table}/{key}": row[key] for key in row if key not in (axis, "split")}
             yield {axis: row[axis], **values}
 
 
@@ -260,8 +264,3 @@ def bin_positions(rows: list[Row], most: int) -> list[Row]:
 
 def _position(row: Row) -> int:
     return int(row["position"])
-
-
-def _prefix(table: str, row: Row) -> str:
-    """Scores on the training set itself are curves of their own."""
-    return "training_set" if row.get("split") == "training_set" else table

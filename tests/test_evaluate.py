@@ -14,6 +14,7 @@ from rpe_bench.config import Config
 from rpe_bench.evaluate import answer_logits, loss_of, score, summarise
 from rpe_bench.run import build_model
 from rpe_bench.run import evaluate as evaluate_run
+from rpe_bench.schema import TABLES
 from rpe_bench.tasks.base import IGNORE, Batch
 from rpe_bench.train import training_set
 
@@ -196,6 +197,7 @@ def test_rows_of_a_run(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in tables["slices"]:
         counts[row["length"]] += row["examples"]
     assert counts == {9: 32, 48: 32, 49: 32}
+    assert "training_set" not in tables
 
 
 def test_a_finite_training_set_is_scored_too(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +207,9 @@ def test_a_finite_training_set_is_scored_too(make_config, monkeypatch: pytest.Mo
         (4, "train_lengths", 32),
         (8, "train_lengths", 32),
         (16, "extrapolation", 32),
-        (8, "training_set", 20),
     ]
+    (row,) = tables["training_set"]
+    assert (row["length"], row["examples"]) == (8, 20) and list(row) == list(TABLES["training_set"])
     examples = training_set(config.build_task(), config.seed, 8)
     assert examples is not None and torch.equal(batches[-1].tokens_BT, examples.tokens_BT)
     held_out = {tuple(row) for row in batches[1].tokens_BT.tolist()}

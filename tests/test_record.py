@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from rpe_bench import record as record_module
 from rpe_bench.config import Config
-from rpe_bench.record import NOTES, Record, atomic, peak_memory_bytes, revision, status, to_csv
+from rpe_bench.record import NOTES, Record, atomic, now, peak_memory_bytes, read_record, revision, status, to_csv
 
 EVALUATION = {
     "length": 8,
@@ -157,6 +158,7 @@ def test_a_finished_run_is_never_overwritten(config: Config) -> None:
 def test_nothing_of_an_unfinished_attempt_survives_the_next(config: Config, end: str) -> None:
     with pytest.raises(ValueError, match="no good"), Record(config) as record:
         record.table("eval", [EVALUATION])
+        record.table("training_set", [{key: EVALUATION[key] for key in EVALUATION if key != "split"}])
         record.checkpoint({"step": 1})
         raise ValueError("no good")
     if end == "killed":
@@ -167,6 +169,32 @@ def test_nothing_of_an_unfinished_attempt_survives_the_next(config: Config, end:
     with Record(config):
         assert {file.name for file in config.run_dir.iterdir()} == {"config.yaml", "run.json"}
     assert facts(config)["status"] == "finished" and facts(config)["exception"] is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"null", b'"finished"', b"\xff\xfe"])
+def test_a_record_that_is_none_says_nothing_and_is_replaced(config: Config, content: bytes) -> None:
+    config.run_dir.mkdir(parents=True)
+    assert read_record(config.run_dir) == {} and status(config.run_dir) is None
+    (config.run_dir / "run.json").write_bytes(content)
+    assert read_record(config.run_dir) == {} and status(config.run_dir) is None
+    with Record(config):
+        pass
+    assert status(config.run_dir) == read_record(config.run_dir)["status"] == "finished"
+
+
+def test_a_directory_in_place_of_a_record_is_an_error(config: Config) -> None:
+    (config.run_dir / "run.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        status(config.run_dir)
+    with pytest.raises(IsADirectoryError), Record(config):
+        pytest.fail("entered")
+
+
+def test_two_attempts_within_a_second_differ() -> None:
+    one, other = now(), None
+    while other is None or other == one:
+        other = now()
+    assert datetime.fromisoformat(other) - datetime.fromisoformat(one) < timedelta(seconds=1)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_the_same_run_twice_gives_the_same_bytes(make_config, tmp_path: Path, ta
     for table in ("eval", "positions", "slices", "baselines"):
         one, other = ((config.run_dir / f"{table}.csv").read_bytes() for config in configs)
         assert one == other
+    memorised = [config.run_dir / "training_set.csv" for config in configs]
+    assert all(path.exists() == (task == "adjacency_tutorial") for path in memorised)
+    if memorised[0].exists():
+        header = "length,examples,tokens,loss,perplexity,token_accuracy,exact_match\n"
+        assert memorised[0].read_text().startswith(header)
+        assert memorised[0].read_bytes() == memorised[1].read_bytes()
     one, other = ([row | {"tokens_per_second": ""} for row in rows(config, "train")] for config in configs)
     assert one == other
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,15 +64,17 @@ def in_processes(*works: Callable[[], None]) -> None:
 
 def rows() -> dict[str, list[dict[str, Any]]]:
     """A table of each kind, in numbers that rounding would change."""
-    lengths = [(8, "train_lengths"), (16, "train_lengths"), (64, "extrapolation"), (16, "training_set")]
+    lengths = [(8, "train_lengths"), (16, "train_lengths"), (64, "extrapolation")]
     train = [(step, 64 * step, 1 / (3 * step), 1e-3 / step, 1 / 7, 1e5 / 3) for step in (50, 100, 150)]
     evaluation = [(n, split, 640, 640 * n, 1 / n, math.exp(1 / n), 1 - 1 / n, 1 / 3) for n, split in lengths]
+    memorised = [(16, 2000, 2000, 1 / 7, math.exp(1 / 7), 1 - 1 / 7, 2 / 3)]
     positions = [(n, p, 640, 1 / (p + n), math.exp(1 / (p + n)), 1 / (p + 1)) for n in (8, 16) for p in range(n, 2 * n)]
     slices = [(8, "distance", d, 320, 320, 1 / d, 1 / (d + 1)) for d in (1, 2, 3)]
     baselines = [(n, 1 / 3, 1 / n) for n in (8, 16, 64)]
     tuples: dict[str, list[Any]] = {
         "train": train,
         "eval": evaluation,
+        "training_set": memorised,
         "positions": positions,
         "slices": slices,
         "baselines": baselines,
@@ -156,11 +159,8 @@ def test_it_holds_the_numbers_of_the_csv_files(config: Config) -> None:
     assert len(train) == 3
     for column in list(TABLES["train"])[1:]:
         assert mirrored.curve(f"train/{column}", "step") == {row["step"]: row[column] for row in train}
-    evaluation = read_csv(config, "eval")
-    for prefix, chosen in (
-        ("eval", [row for row in evaluation if row["split"] != "training_set"]),
-        ("training_set", [row for row in evaluation if row["split"] == "training_set"]),
-    ):
+    for prefix in ("eval", "training_set"):
+        chosen = read_csv(config, prefix)
         for column in ("loss", "perplexity", "token_accuracy", "exact_match", "tokens", "examples"):
             assert mirrored.curve(f"{prefix}/{column}", "length") == {row["length"]: row[column] for row in chosen}
         assert all(mirrored.summary[f"{prefix}/exact_match_L{row['length']:g}"] == row["exact_match"] for row in chosen)
@@ -172,7 +172,7 @@ def test_it_holds_the_numbers_of_the_csv_files(config: Config) -> None:
         for column in CURVES:
             expected = {row["position"]: row[column] for row in positions if row["length"] == length}
             assert mirrored.curve(f"positions/{column}_L{length}", "position") == expected
-    for name in ("eval", "positions", "slices", "baselines"):
+    for name in ("eval", "training_set", "positions", "slices", "baselines"):
         assert mirrored.table(name) == read_csv(config, name)
 
 
@@ -260,7 +260,7 @@ def test_what_goes_wrong_in_wandb_is_one_line(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"rpe-bench: W&B mirror of {config.run_id}: incomplete after RuntimeError: out of order")
     assert json.loads((config.run_dir / "run.json").read_text())["status"] == "finished"
-    assert len(read_csv(config, "eval")) == 4
+    assert len(read_csv(config, "eval")) == 3
 
 
 def test_a_run_that_cannot_be_continued_is_still_finished(
@@ -305,6 +305,33 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_hangs(
     hung._thread.join(60)
     (line,) = capfd.readouterr().err.splitlines()  # and what it comes to later is not told again
     assert "incomplete, not waited for any longer than 0.1 s" in line
+
+
+def test_a_run_that_became_an_offline_one_is_waited_for_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Run:
+        settings = SimpleNamespace(sync_dir="there")
+        summary: dict[str, Any] = {}
+        finished: int | None = None
+
+        def finish(self, exit_code: int) -> None:
+            self.finished = exit_code
+
+    run = Run()
+
+    def slowly(self: WandbMirror, mode: str) -> Run:
+        time.sleep(1)  # longer than the patience with a server
+        return run
+
+    monkeypatch.setattr(WandbMirror, "_init", slowly)
+    for name in ("setup", "login", "teardown"):  # a login without a key
+        monkeypatch.setattr(wandb_mirror.wandb, name, lambda *_, **__: False)
+    monkeypatch.setitem(wandb_mirror.CLOSE_SECONDS, "online", 0.2)
+    mirror(tmp_path, "online").close({"status": "finished"}, exit_code=0)
+    assert run.finished == 0 and run.summary == {"status": "finished"}
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "offline instead of online (no API key)" in line
 
 
 def test_the_patience_with_a_server_is_five_seconds_in_all() -> None:

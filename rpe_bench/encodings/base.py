@@ -56,7 +56,7 @@ class Context:
 
     positions   of all tokens: None, that is 0..T-1; or (T,), (B, T) or (B, T, A)
     length      T
-    causal      whether a token sees later ones; by index, whatever the positions
+    causal      whether later tokens are hidden; later by index, whatever the positions
     rows        the queries at hand, where a long sequence is taken in chunks of rows
     x_BTD       the layer's normalised input, for gates and rotations that depend on data
     tokens_BT   the token ids, for encodings that read them
@@ -86,7 +86,7 @@ class Context:
     @property
     def key_positions(self) -> Tensor:
         """(S,), (B, S) or (B, S, A)."""
-        return positions_or_default(self.positions, self.length, self.device)
+        return torch.arange(self.length, device=self.device) if self.positions is None else self.positions
 
     @property
     def query_positions(self) -> Tensor:
@@ -109,10 +109,6 @@ class Context:
             return None
         index = torch.arange(self.length, device=self.device)
         return index[None, :] > index[self.rows, None]
-
-
-def positions_or_default(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, device=device) if positions is None else positions
 
 
 def check_positions(positions: Tensor | None, batch: int, length: int) -> None:

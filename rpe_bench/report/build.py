@@ -1,5 +1,6 @@
 """The report of a results directory: figures and tables as files, and the text that a terminal shows."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
 from rpe_bench.report.load import ReportError, Results, load_results
 from rpe_bench.report.tables import accuracy_table, effective_table, markdown_tables, notes, seed_by_seed, text_tables
+
+MANIFEST = "report.json"
+"""Lists the figures and tables of a report, beside them."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,40 @@ class Report:
 
 
 def write_report(results_dir: str | Path, out: str | Path) -> Report:
-    """Write OUT/figures and OUT/tables from the finished runs of RESULTS_DIR.
+    """Write OUT/figures and OUT/tables from the finished runs of RESULTS_DIR, and their names to OUT/report.json.
 
-    ReportError where there is none. The same runs give the same bytes; files of an earlier report are replaced.
+    ReportError where there is none. The same runs give the same bytes; the files of an earlier report are replaced, and
+    those that this one does not have are removed.
     """
     results = load_results(results_dir)
     if results.evaluations.empty:
         raise ReportError(f"no finished run in {results_dir} to report on ({notes(results)[0]})")
     out = Path(out)
-    return Report(text_tables(results), _figures(results, out / "figures"), _tables(results, out / "tables"))
+    earlier = _listed(out)
+    report = Report(text_tables(results), _figures(results, out / "figures"), _tables(results, out / "tables"))
+    for stale in set(earlier) - set(report.paths):
+        stale.unlink(missing_ok=True)
+    names = [path.relative_to(out).as_posix() for path in report.paths]
+    (out / MANIFEST).write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8", newline="\n")
+    return report
+
+
+def _listed(out: Path) -> list[Path]:
+    """The files that an earlier report wrote to OUT: what else is there, under whatever name, is not ours to remove.
+
+    ReportError where the list is not one that a report wrote.
+    """
+    path = out / MANIFEST
+    if not path.exists():
+        return []
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        names = None
+    plain = r"(figures|tables)/[^/\\]*\.[a-z]+"  # and so never a file elsewhere
+    if not isinstance(names, list) or not all(isinstance(name, str) and re.fullmatch(plain, name) for name in names):
+        raise ReportError(f"{path} is not the list of files that an earlier report left there; move it away")
+    return [out / name for name in names]
 
 
 def _figures(results: Results, out: Path) -> list[Path]:
@@ -54,6 +83,7 @@ def _tables(results: Results, out: Path) -> list[Path]:
         "accuracy": accuracy_table(results),
         "effective_length": effective_table(results),
         "evaluations": seed_by_seed(results.evaluations),
+        **({} if results.training_set.empty else {"training_set": seed_by_seed(results.training_set)}),
         "positions": seed_by_seed(results.positions),
         "runs": results.runs,
     }

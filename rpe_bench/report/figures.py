@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from rpe_bench.report.load import Results, in_order
-from rpe_bench.report.statistics import held_out, over_seeds
+from rpe_bench.report.statistics import over_seeds
 from rpe_bench.report.tables import baseline_table, count_seeds, trained_up_to
 
 COLUMN = 3.25
@@ -127,16 +127,20 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 def extrapolation_figure(results: Results, task: str, looks: Mapping[str, Style] | None = None) -> Figure:
     """Token accuracy against length / training length for one task label, one line an encoding.
 
-    Lines are means over seeds, bands their range, dots the single seeds. looks: styles, by default of all encodings in
-    the results.
+    Lines are means over seeds, bands their range, dots the single seeds. Of a single evaluated length, encodings stand
+    side by side instead. looks: styles, by default of all encodings in the results.
     """
     looks = looks or styles(results.encoding_labels)
-    rows = _of_task(held_out(results.evaluations), task)
+    rows = _of_task(results.evaluations, task)
     baselines = _of_task(baseline_table(results), task)
     with paper_style():
         figure = Figure(figsize=(COLUMN, COLUMN))
         axes = figure.add_subplot()
-        _draw(axes, rows, "ratio", "token_accuracy", looks)
+        lengths = sorted(rows["ratio"].unique())
+        if len(lengths) == 1:
+            _side_by_side(axes, rows, "token_accuracy", looks)
+        else:
+            _draw(axes, rows, "ratio", "token_accuracy", looks)
         handles = _encodings(rows, "token_accuracy", looks)
         # Above the lines: one that does no better than a baseline would hide it.
         for name, dashes in (("chance", (0, (4, 2))), ("majority", (0, (1, 1.5)))):
@@ -147,13 +151,18 @@ def extrapolation_figure(results: Results, task: str, looks: Mapping[str, Style]
                 "zorder": 3.5,
                 "label": name,
             }
-            handles += axes.plot(baselines["ratio"], baselines[name], **look)
-        handles.append(_boundary([axes], 1.0, "training length"))
-        axes.set(ylim=(-0.03, 1.03), ylabel="token accuracy", xlabel="length / training length")
+            if len(lengths) == 1:
+                handles.append(axes.axhline(baselines[name].iloc[0], **look))
+            else:
+                handles += axes.plot(baselines["ratio"], baselines[name], **look)
+        axes.set(ylim=(-0.03, 1.03), ylabel="token accuracy")
         axes.yaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
-        _compose(
-            figure, [axes], handles, task, _caption(rows, "mean"), height=1.95, lengths=sorted(rows["ratio"].unique())
-        )
+        if len(lengths) == 1:
+            axes.set_xlabel(f"length {rows['length'].iloc[0]} ({lengths[0]:.4g}× the training length)")
+        else:
+            axes.set_xlabel("length / training length")
+            handles.append(_boundary([axes], 1.0, "training length"))
+        _compose(figure, [axes], handles, task, _caption(rows, "mean"), height=1.95, lengths=lengths)
     return figure
 
 
@@ -173,7 +182,7 @@ def perplexity_figure(results: Results, task: str, looks: Mapping[str, Style] | 
         if rows["position"].nunique() == rows["length"].nunique() > 0:
             end = int(rows["train_tokens"].max()) - 1
             return _across_lengths(rows, "position", "position of the answer (one per sequence)", end, task, looks)
-        rows = _of_task(held_out(results.evaluations), task)
+        rows = _of_task(results.evaluations, task)
         end = int(rows["train_length"].max())
         return _across_lengths(rows, "length", "length (one answer per sequence)", end, task, looks)
 
@@ -202,13 +211,17 @@ def _across_lengths(
     """One panel of perplexity; end: x in the longest training sequence."""
     figure = Figure(figsize=(COLUMN, COLUMN))
     axes = figure.add_subplot()
-    _draw(axes, rows, x, "loss", looks)
+    lengths = sorted(rows[x].unique())
     handles = _encodings(rows, "loss", looks)
-    handles.append(_boundary([axes], end, "longest training sequence"))
-    axes.set_xlabel(x_label)
+    if len(lengths) == 1:
+        _side_by_side(axes, rows, "loss", looks)
+        axes.set_xlabel(f"{x_label}: {lengths[0]}")
+    else:
+        _draw(axes, rows, x, "loss", looks)
+        handles.append(_boundary([axes], end, "longest training sequence"))
+        axes.set_xlabel(x_label)
     _perplexity_axis([axes])
-    caption = _caption(rows, "geometric mean")
-    _compose(figure, [axes], handles, task, caption, height=1.95, lengths=sorted(rows[x].unique()))
+    _compose(figure, [axes], handles, task, _caption(rows, "geometric mean"), height=1.95, lengths=lengths)
     return figure
 
 
@@ -226,6 +239,8 @@ def _panel_lengths(rows: pd.DataFrame) -> list[int]:
 
 def _draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, looks: Mapping[str, Style]) -> None:
     """Draw mean, range and seeds of y over x for each encoding; y = "loss" is drawn as perplexity."""
+    # Bands of many lines on top of one another would add up to mud.
+    opacity = min(0.13, 0.5 / max(1, rows["encoding_label"].nunique()))
     for place, (label, look) in enumerate(looks.items()):
         line = rows[rows["encoding_label"] == label]
         if line.empty:
@@ -236,10 +251,30 @@ def _draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, looks: Mapping[str, St
         step = max(1, round(len(points) / 8))
         axes.plot(points[x], mean, **look.line(), markersize=3.5, markevery=(place % step, step), zorder=3)
         if points["n"].max() > 1:
-            axes.fill_between(points[x], low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=2)
+            axes.fill_between(points[x], low, high, color=look.colour, alpha=opacity, linewidth=0, zorder=2)
             # By position there would be hundreds of them.
             if y != "loss":
                 axes.scatter(line[x], line[y], s=3, color=look.colour, alpha=0.4, linewidth=0, zorder=2.5)
+
+
+def _side_by_side(axes: Axes, rows: pd.DataFrame, y: str, looks: Mapping[str, Style]) -> None:
+    """`_draw` for a single x, where lines would be points on top of one another: left to right as in the legend."""
+    points = over_seeds(rows, y, ("encoding_label",)).set_index("encoding_label")
+    labels = in_order(rows["encoding_label"])
+    for place, label in enumerate(labels):
+        seeds = rows.loc[rows["encoding_label"] == label, y].to_numpy()
+        extent = points.loc[[label], ["min", "max"]].to_numpy()[0]
+        mean = points.loc[[label], "mean"].to_numpy()
+        if y == "loss":
+            seeds, extent, mean = np.exp(seeds), np.exp(extent), np.exp(mean)
+        if len(seeds) > 1:
+            look: dict[str, Any] = {"color": looks[label].colour, "zorder": 2}
+            axes.plot([place, place], extent, **look, alpha=0.3, linewidth=3, solid_capstyle="butt")
+            beside = np.full(len(seeds), place + 0.25)
+            axes.plot(beside, seeds, **look, marker=".", markersize=3, markeredgewidth=0, linewidth=0, alpha=0.6)
+        axes.plot([place], mean, **looks[label].line(), markersize=4, zorder=4)
+    axes.set_xlim(-0.75, len(labels) - 0.25)
+    axes.xaxis.set_major_locator(NullLocator())
 
 
 def _encodings(rows: pd.DataFrame, y: str, looks: Mapping[str, Style]) -> list[Line2D]:
@@ -314,7 +349,7 @@ def _compose(
 ) -> None:
     """Set title and caption above the axes and the legend below, and let the figure grow to hold them.
 
-    height: of the axes, in inches. lengths: the ticks of a `_length_axis`.
+    height: of the axes, in inches. lengths: the ticks of a `_length_axis`; a single one needs no axis.
     """
     width = figure.get_figwidth()
     titles = textwrap.wrap(title, round(width * 16))
@@ -336,7 +371,7 @@ def _compose(
     place(0.4, 0.1, below + 0.4)
     left, right, _ = _overhang(axes, figure.dpi)
     place(left + 0.03, max(right + 0.03, 0.06), below + 0.4)
-    if lengths:
+    if len(lengths) > 1:
         _length_axis(axes[0], lengths, figure.dpi)
     total = place(left + 0.03, max(right + 0.03, 0.06), below + _overhang(axes, figure.dpi)[2] + 0.06)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pandas as pd
 import yaml
 
-from rpe_bench.schema import FORMAT, TABLES
+from rpe_bench.schema import FORMAT, OPTIONAL, SPLITS, TABLES
 
 _T = TypeVar("_T")
 
@@ -39,6 +39,9 @@ NOT_COMPARED = {"seed", "results_dir", "logger", "sweep", "evaluation.multiples"
 EXECUTION = {"device", "threads"}
 """Keys that change a number by rounding alone: they set runs apart only where a seed would otherwise count twice."""
 
+INT64 = range(-(2**63), 2**63)
+"""What a column of integers can hold; JSON, YAML and Python know no such limit."""
+
 DERIVED = {"evaluation.lengths": "recipe.train_length"}
 """Key -> the key that it usually follows from, and then is not shown beside."""
 
@@ -54,6 +57,7 @@ class Results:
     runs         one row a directory under runs/, whatever it is: directory, status (of STATUSES), reason (why it is not
                  averaged), the columns of KEYS and what else run.json records
     evaluations  finished runs alone from here on: KEYS, the columns of eval.csv and ratio = length / train_length
+    training_set KEYS, the columns of training_set.csv and ratio, of the runs that have one
     positions    KEYS, the columns of positions.csv and ratio
     training     KEYS and the columns of train.csv
     slices       KEYS, the columns of slices.csv and ratio
@@ -66,6 +70,7 @@ class Results:
 
     runs: pd.DataFrame
     evaluations: pd.DataFrame
+    training_set: pd.DataFrame
     positions: pd.DataFrame
     training: pd.DataFrame
     slices: pd.DataFrame
@@ -122,6 +127,7 @@ def load_results(results_dir: str | Path) -> Results:
     return Results(
         runs=_overview(runs),
         evaluations=_table(runs, "eval"),
+        training_set=_table(runs, "training_set"),
         positions=_table(runs, "positions"),
         training=_table(runs, "train"),
         slices=_table(runs, "slices"),
@@ -142,6 +148,7 @@ def _read(directory: Path) -> _Run:
             run.reason = "run.json is not the record of a run"
             return run
         run.record = record
+        _check_integers(record)
         if record.get("format") != FORMAT:
             run.status = "other format"
             run.reason = f"results format {record.get('format')}, where this version reads {FORMAT}"
@@ -156,8 +163,12 @@ def _read(directory: Path) -> _Run:
             _check_keys(run)
             for name, columns in TABLES.items():
                 path = directory / f"{name}.csv"
-                run.tables[name] = _csv(path, columns)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+                if path.exists() or name not in OPTIONAL:
+                    run.tables[name] = _csv(path, columns)
+    except OSError as error:
+        run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
+        return run
+    except (ValueError, yaml.YAMLError) as error:
         run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
         return run
     if record["status"] == "finished":
@@ -179,16 +190,26 @@ def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
     missing = [column for column in columns if column not in frame]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}")
-    if path.name == "eval.csv" and frame.empty:
-        raise ValueError("no rows")
+    if path.name == "eval.csv":
+        if frame.empty:
+            raise ValueError("no rows")
+        if unknown := set(frame["split"]) - set(SPLITS):
+            raise ValueError(f"no split is called {', '.join(sorted(unknown))}")
     return frame
 
 
+def _check_integers(record: Mapping[str, object]) -> None:
+    """Raise ValueError where a number of run.json is larger than a column can hold."""
+    for key, value in record.items():
+        if type(value) is int and value not in INT64:
+            raise ValueError(f"{key} is beyond 64 bits")
+
+
 def _check_keys(run: _Run) -> None:
-    """Raise ValueError where the record of a finished run lacks what every row carries."""
+    """Raise ValueError where a finished run lacks what every row carries."""
     for key, value in _keys(run).items():
         if value is None:
-            raise ValueError(f"no {key}, here or in run.json")
+            raise ValueError(f"no usable {key}, here or in run.json")
 
 
 def _keys(run: _Run) -> dict[str, object]:
@@ -202,14 +223,14 @@ def _keys(run: _Run) -> dict[str, object]:
         "encoding_label": run.encoding_label,
         "recipe": run.config.get("recipe.name"),
         "model": run.config.get("model.name"),
-        "seed": int(seed) if seed.isdigit() else None,
+        "seed": _integer(int(seed)) if re.fullmatch("[0-9]{1,19}", seed) else None,
         "train_length": _integer(run.record.get("train_length")),
         "train_tokens": _integer(run.record.get("train_tokens")),
     }
 
 
 def _integer(value: object) -> int | None:
-    return value if type(value) is int else None
+    return value if type(value) is int and value in INT64 else None
 
 
 _COUNTED = ("threads", "parameters", "encoding_parameters", "max_tokens", "peak_memory_bytes")
@@ -234,7 +255,7 @@ def _overview(runs: list[_Run]) -> pd.DataFrame:
 
 def _table(runs: list[_Run], name: str) -> pd.DataFrame:
     """The rows of one file of all finished runs, each with the columns of KEYS."""
-    used = [run for run in runs if run.status == "finished"]
+    used = [run for run in runs if run.status == "finished" and name in run.tables]
     if not used:
         frame = pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in {**KEYS, **TABLES[name]}.items()})
     else:
@@ -352,4 +373,6 @@ def _grouped(items: list[_T], key: Callable[[_T], object]) -> list[list[_T]]:
 
 
 def _first_line(message: object) -> str:
-    return (str(message).splitlines() or [""])[0]
+    """The first line of an error, without the folders that files are in: those of a machine say nothing elsewhere."""
+    line = (str(message).splitlines() or [""])[0]
+    return re.sub(r"(?<![\w.)])/(?:[^\s/'\":,;]+/)+", "", line)

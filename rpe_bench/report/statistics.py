@@ -12,11 +12,6 @@ POINT = (*LINE, "length", "ratio")
 """Columns that name one point of it."""
 
 
-def held_out(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """The rows scored on examples that nothing was trained on."""
-    return evaluations[evaluations["split"] != "training_set"]
-
-
 def over_seeds(
     rows: pd.DataFrame,
     value: str,
@@ -69,8 +64,8 @@ def effective_lengths(evaluations: pd.DataFrame, threshold: float = 0.9) -> pd.D
     Returns one row a run: LINE, seed, train_length, effective_length, effective_ratio (to the training length) and
     at_limit, true where no evaluated length failed, so that the run may hold further than was measured.
     """
-    rows = held_out(evaluations)
-    rows = rows[rows["length"] >= rows["train_length"]].sort_values([*LINE, "seed", "length"])
+    rows = evaluations[evaluations["length"] >= evaluations["train_length"]]
+    rows = rows.sort_values([*LINE, "seed", "length"])
     records = []
     for key, run in rows.groupby([*LINE, "seed", "train_length"], sort=True):
         holds = np.logical_and.accumulate(run["exact_match"].to_numpy() >= threshold)

@@ -57,13 +57,12 @@ def wide_tables(results: Results, times: str = "x") -> dict[str, pd.DataFrame]:
     wide = {}
     for task in results.task_labels:
         rows = table[table["task_label"] == task]
-        tested = rows[rows["split"] != "training_set"]
-        ratios = sorted(tested["ratio"].unique())
-        columns = {f"{ratio:.4g}{times}": tested[tested["ratio"] == ratio] for ratio in ratios}
+        ratios = sorted(rows["ratio"].unique())
+        columns = {f"{ratio:.4g}{times}": rows[rows["ratio"] == ratio] for ratio in ratios}
         cells = {name: _cells(part, "token_accuracy_mean") for name, part in columns.items()}
-        trained = rows[rows["split"] == "training_set"]
+        trained = results.training_set[results.training_set["task_label"] == task]
         if len(trained):
-            cells["training set"] = _cells(trained, "token_accuracy_mean")
+            cells["training set"] = _cells(over_seeds(trained, "token_accuracy"), "mean")
         encodings = in_order(rows["encoding_label"])
         frame = pd.DataFrame(cells, index=encodings)
         seeds = rows.groupby("encoding_label")["n"].max()

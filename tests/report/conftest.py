@@ -36,7 +36,7 @@ def fabricate(tmp_path: Path) -> Fabricate:
 
     fabricate("copy", "rope", seed=1): a finished run with made-up, deterministic numbers. status: also "running" or
     "failed". config: dotted key -> value to change in config.yaml. name: of the directory, by default the run's id.
-    training_set: also a row for the split of that name. results: by default tmp_path / "results".
+    training_set: also a file of that name. results: by default tmp_path / "results".
     """
 
     def write(
@@ -161,9 +161,8 @@ def tables(
         if len(scored) == 1:
             row = {"length": length, "slice": "distance", "value": 1, "examples": 640, "tokens": 640}
             slices.append({**row, "loss": 0.1, "accuracy": 0.9})
-    if training_set:
-        row = {"length": train_length, "split": "training_set", "examples": 2000, "tokens": 2000}
-        evaluations.append({**row, **measures(0.1)})
+    row = {"length": train_length, "examples": 2000, "tokens": 2000}
+    memorised = pd.DataFrame([{**row, **measures(0.1)}])
 
     steps = np.arange(0, 500, 50)
     training = pd.DataFrame(
@@ -181,6 +180,7 @@ def tables(
         "slices.csv": ["length", "slice", "value", "examples", "tokens", "loss", "accuracy"],
     }
     return {
+        **({"training_set.csv": memorised} if training_set else {}),
         "train.csv": training,
         "eval.csv": pd.DataFrame(evaluations),
         "positions.csv": pd.DataFrame(positions, columns=names["positions.csv"]),

@@ -1,5 +1,8 @@
 """The whole report: its files, its text, and its refusals."""
 
+import json
+import shutil
+
 import pandas as pd
 import pytest
 
@@ -29,16 +32,69 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
             for figure in ("extrapolation", "perplexity")
             for kind in ("pdf", "svg", "png")
         ),
-        *(f"tables/{name}.csv" for name in ("accuracy", "effective_length", "evaluations", "positions", "runs")),
+        *(
+            f"tables/{name}.csv"
+            for name in ("accuracy", "effective_length", "evaluations", "training_set", "positions", "runs")
+        ),
         "tables/accuracy.md",
     ]
     first = [path.read_bytes() for path in report.paths]
+    assert json.loads((tmp_path / "a b/report.json").read_text()) == names
     assert report.text == text_tables(load_results(results_dir))
     accuracy = pd.read_csv(tmp_path / "a b/tables/accuracy.csv")
     pd.testing.assert_frame_equal(accuracy, accuracy_table(load_results(results_dir)), check_dtype=False)
     again = write_report(results_dir, tmp_path / "a b")
     assert [path.read_bytes() for path in again.paths] == first
     assert again == report
+
+
+def test_what_an_earlier_report_wrote_and_nothing_else_goes(fabricate):
+    run = fabricate("copy", "rope")
+    out = run.parents[1]  # beside the runs
+    first = write_report(out, out)
+    mine = [out / name for name in ("figures/copy-mine.png", "tables/copy.csv", "figures/copy-extrapolation.png.txt")]
+    for path in mine:
+        path.write_text("mine")
+    fabricate("copy", "rope", config={"model.causal": False})
+    second = write_report(out, out)
+    stale = set(first.figures) - set(second.figures)
+    assert len(stale) == 6 and len(second.figures) == 12
+    left = {path for folder in ("figures", "tables") for path in (out / folder).iterdir()}
+    assert left == {*second.paths, *mine}
+    assert len(list((out / "runs").iterdir())) == 2
+    for path in second.figures[:2]:
+        path.unlink()  # removed by hand: no reason to stumble
+    shutil.rmtree(run)
+    write_report(out, out)
+    assert all(path.exists() for path in mine)
+
+
+@pytest.mark.parametrize("listed", ["{", "{}", "[1]", '["../precious.txt"]', '["figures/../../precious.txt"]'])
+def test_a_list_that_no_report_wrote_is_refused(fabricate, tmp_path, listed):
+    (tmp_path / "precious.txt").write_text("mine")
+    run = fabricate()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/report.json").write_text(listed)
+    with pytest.raises(ReportError, match="report.json is not the list"):
+        write_report(run.parents[1], tmp_path / "out")
+    assert (tmp_path / "precious.txt").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
+
+
+def test_tables_name_no_folder_of_this_machine(fabricate, tmp_path):
+    fabricate("copy", "alibi")
+    run = fabricate("copy", "rope")
+    (run / "eval.csv").unlink()
+    failed = fabricate("copy", "t5", status="failed")
+    record = json.loads((failed / "run.json").read_text())
+    record["exception"] |= {"type": "OSError", "message": f"[Errno 28] No space left on device: '{failed}/eval.csv'"}
+    (failed / "run.json").write_text(json.dumps(record))
+    write_report(run.parents[1], tmp_path / "out")
+    reasons = pd.read_csv(tmp_path / "out/tables/runs.csv").set_index("status")["reason"]
+    assert reasons["unreadable"] == "eval.csv: No such file or directory"
+    assert reasons["failed"] == "OSError: [Errno 28] No space left on device: 'eval.csv'"
+    for path in (tmp_path / "out/tables").iterdir():
+        assert str(tmp_path) not in path.read_text()
 
 
 def test_every_seed_is_written_as_its_run_recorded_it(results_dir, tmp_path):

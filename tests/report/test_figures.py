@@ -122,6 +122,26 @@ def test_a_single_answer_is_drawn_across_lengths(results):
     assert axes.lines[0].get_xdata().tolist() == [4, 8, 10, 12, 16, 32, 64]
 
 
+@pytest.mark.parametrize("make", FIGURES)
+@pytest.mark.parametrize("task", ["retrieval", "adjacency_tutorial"])
+def test_of_a_single_length_encodings_stand_side_by_side(fabricate, make, task):
+    names = ["alibi", "learned", "nope", "rope"]
+    for encoding in names:
+        for seed in range(2):
+            run = fabricate(task, encoding, seed, config={"evaluation.lengths": [48]})
+    results = load_results(run.parents[1])
+    figure = make(results, task)
+    (axes,) = figure.axes
+    assert "48" in axes.get_xlabel() and len(axes.get_xticks()) == 0
+    assert legend(figure)[:4] == names and "training" not in legend(figure)[-1]
+    means = [line for line in axes.lines if line.get_marker() not in (".", "None")]
+    assert [line.get_xdata()[0] for line in means] == [0, 1, 2, 3]
+    if make is extrapolation_figure:
+        expected = results.evaluations.groupby("encoding_label")["token_accuracy"].mean()
+        np.testing.assert_allclose([line.get_ydata()[0] for line in means], expected)
+    assert_nothing_overlaps(figure)
+
+
 def test_a_loss_that_is_not_finite_is_said(fabricate):
     run = fabricate("copy", "rope")
     path = run / "positions.csv"

@@ -1,5 +1,6 @@
 """What load_results makes of run directories of every kind."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -109,11 +110,18 @@ def test_what_cannot_be_averaged_is_counted_and_says_why(fabricate):
     ("file", "text", "expected"),
     [
         ("run.json", "{", "run.json: Expecting"),
-        ("run.json", '{"run_id": "x", "status": "finished", "format": 1}', "no train_length"),
+        ("run.json", '{"run_id": "x", "status": "finished", "format": 1}', "no usable train_length"),
         ("config.yaml", "a: [", "config.yaml: "),
         ("config.yaml", "- a", "config.yaml: not a mapping"),
         ("eval.csv", "", "eval.csv: No columns"),
         ("eval.csv", "length,split\n1,extrapolation\n", "eval.csv: no column examples, tokens"),
+        (
+            "eval.csv",
+            f"{','.join(TABLES['eval'])}\n8,training_set,1,1,1,1,1,1\n",
+            "eval.csv: no split is called training_set",
+        ),
+        ("eval.csv", f"{','.join(TABLES['eval'])}\n8,extrapolation,{2**63},1,1,1,1,1\n", "eval.csv: "),
+        ("training_set.csv", "length\n1\n", "training_set.csv: no column examples"),
         ("positions.csv", "length,position,tokens,loss,perplexity,accuracy\nx,0,0,0,0,0\n", "positions.csv: "),
     ],
 )
@@ -124,6 +132,38 @@ def test_a_damaged_run_names_the_file(fabricate, file, text, expected):
     assert runs["status"].tolist() == ["unreadable"]
     assert expected in runs["reason"].item()
     assert "\n" not in runs["reason"].item()
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "running"])
+@pytest.mark.parametrize("key", ["parameters", "train_length", "seconds"])
+def test_a_number_beyond_64_bits_makes_its_run_alone_unreadable(fabricate, status, key):
+    sound = fabricate("copy", "alibi")
+    path = fabricate("copy", "rope", status=status) / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: -(2**63) - 1}))
+    results = load_results(sound.parents[1])
+    assert by_status(results) == {"finished": [sound.name], "unreadable": [path.parent.name]}
+    assert results.runs["reason"].tolist()[1] == f"run.json: {key} is beyond 64 bits"
+
+
+@pytest.mark.parametrize("seed", [2**63, "9" * 5000, "²"])
+def test_a_seed_that_is_none_makes_its_run_alone_unreadable(fabricate, seed):
+    sound = fabricate("copy", "alibi")
+    fabricate("copy", "rope", config={"seed": seed}, name="odd")
+    results = load_results(sound.parents[1])
+    assert by_status(results) == {"finished": [sound.name], "unreadable": ["odd"]}
+    assert results.runs["reason"].tolist()[1] == "config.yaml: no usable seed, here or in run.json"
+
+
+def test_the_training_set_has_a_frame_of_its_own(fabricate):
+    run = fabricate("adjacency_tutorial", training_set=True)
+    fabricate("copy")
+    results = load_results(run.parents[1])
+    assert results.training_set["run_id"].tolist() == [run.name]
+    assert results.training_set["length"].tolist() == [8] and results.training_set["ratio"].tolist() == [1]
+    assert set(results.evaluations["split"]) == {"train_lengths", "extrapolation"}
+    (run / "training_set.csv").unlink()
+    frame = load_results(run.parents[1]).training_set
+    assert frame.empty and {"run_id", "ratio", "exact_match"} <= set(frame)
 
 
 def test_a_run_that_has_only_just_started_is_unfinished(fabricate):

@@ -6,6 +6,7 @@ Exit status: 0 all well; 1 a run failed; 2 the request was wrong, and nothing wa
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,18 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line, by default this process's; returns the exit status."""
     try:
-        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        try:
+            return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # or the interpreter would find at its exit that nothing can be written
+    except OSError as error:
+        # A write to stdout names no file. A reader that has seen enough, such as head, is no news.
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno != errno.EPIPE:
+            print(f"error: cannot write: {error.strerror}", file=sys.stderr)
+        return 1
     except ConfigError as error:
         print(*(f"error: {line}" for line in error.errors), sep="\n", file=sys.stderr)
         return 2
@@ -107,5 +119,7 @@ def report(results_dir: Path, out: Path) -> int:
         written = write_report(results_dir, out)
     except ReportError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"--out={out}: {error.filename or out}: {error.strerror}") from error
     print(written.text, "", *written.paths, sep="\n")
     return 0

@@ -1,5 +1,6 @@
 """From a choice of YAML to an object: the class by its dotted path, its parameters held against its constructor."""
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -7,12 +8,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from rpe_bench import catalogue
 from rpe_bench.encodings.base import Encoding, Geometry
-from rpe_bench.errors import ConfigError, nearest
+from rpe_bench.errors import ConfigError, blamed_on, nearest
 from rpe_bench.seeds import torch_stream
 from rpe_bench.tasks.base import Task
 
@@ -26,19 +27,20 @@ def load_class(group: str, target: object) -> Any:
     """The class that `target`, the dotted path of an encoding or a task, names.
 
     Raises:
-        ConfigError: there is none, or it is no subclass of Encoding or Task.
+        ConfigError: there is none, its module cannot be imported, or it is no subclass of Encoding or Task.
     """
     where = f"{group}.target={target}"
     module_name, _, name = str(target).rpartition(".")
     if not module_name:
         raise ConfigError(f"{where}: must be the dotted path of a class, such as package.module.Class")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # One that the module itself lacks is another matter: its traceback is what helps.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"{where}: there is no module {error.name}") from error
+    with blamed_on(f"{where}: cannot be imported"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # One that the module itself lacks is another matter.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigError(f"{where}: there is no module {error.name}") from error
     found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{where}: {module_name} has no {name}{nearest(name, vars(module))}")
@@ -59,8 +61,9 @@ def arguments(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: one line for each unknown, missing or mistyped parameter.
     """
     target = load_class(group, options["target"])
-    annotations = typing.get_type_hints(target.__init__)
-    accepted = {name: p for name, p in inspect.signature(target).parameters.items() if name != "geometry"}
+    with blamed_on(f"{group}.target={options['target']}"):
+        annotations = typing.get_type_hints(target.__init__)
+        accepted = {name: p for name, p in inspect.signature(target).parameters.items() if name != "geometry"}
     given = {key: value for key, value in options.items() if key not in NOT_PARAMETERS}
     errors = [
         f"{group}.{key}={show(value)}: unknown key{nearest(key, accepted, f'{group}.')}"
@@ -72,13 +75,18 @@ def arguments(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, parameter in accepted.items():
         if name in given:
             try:
-                values[name] = _convert(given[name], annotations.get(name, Any))
+                with blamed_on(f"{group}.{name}"):  # a type may be one that pydantic knows nothing of
+                    adapter = _adapter(annotations.get(name, Any))
+                # JSON's strict mode is the one in which a list may become a tuple, yet a bool never an int, nor text a
+                # number.
+                values[name] = adapter.validate_json(json.dumps(given[name]), strict=True)
             except ValidationError as error:
                 errors.append(_mistyped(f"{group}.{name}", given[name], annotations[name], error))
         elif parameter.default is inspect.Parameter.empty:
             errors.append(f"{group}.{name}: is missing: {group}={options['name']} has no default for it")
         else:
             values[name] = parameter.default
+    errors += [f"{group}.{name}={show(value)}: must be finite" for name, value in values.items() if not _finite(value)]
     if errors:
         raise ConfigError(*errors)
     return values
@@ -89,12 +97,24 @@ def complete(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Two requests that build the same object become the same, so that they are one run.
     """
-    return {key: options[key] for key in NOT_PARAMETERS} | to_jsonable_python(arguments(group, options))
+    values = arguments(group, options)
+    with blamed_on(f"{group}.target={options['target']}"):  # a default may be an object that no YAML can hold
+        return {key: options[key] for key in NOT_PARAMETERS} | to_jsonable_python(values)
 
 
-def _convert(value: Any, annotation: Any) -> Any:
-    # JSON's strict mode is the one in which a list may become a tuple, yet a bool never an int, nor text a number.
-    return TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    # pydantic takes no settings for a type that may have its own.
+    own = isinstance(annotation, type) and (dataclasses.is_dataclass(annotation) or issubclass(annotation, BaseModel))
+    return TypeAdapter(annotation, config=None if own else ConfigDict(allow_inf_nan=False))
+
+
+def _finite(value: Any) -> bool:
+    """Whether plain data holds no NaN or infinity, of which config.yaml would make a null."""
+    try:
+        json.dumps(value, allow_nan=False, default=str, skipkeys=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _mistyped(key: str, value: Any, annotation: Any, error: ValidationError) -> str:
@@ -116,6 +136,7 @@ _RULES = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
+    "string_too_long": "must be at most {max_length} characters",
     "string_pattern_mismatch": "must be letters, digits and underscores",
     "list_type": "must be a list, such as [1,2]",
     "tuple_type": "must be a list, such as [1,2]",
@@ -123,10 +144,10 @@ _RULES = {
     "model_type": "must be a group of keys",
     "model_attributes_type": "must be a group of keys",
     "finite_number": "must be finite",
-    "greater_than": "must be more than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     "too_short": "needs at least {min_length} value(s)",
     "too_long": "takes at most {max_length} values",
     "literal_error": "must be one of {expected}",
@@ -136,8 +157,9 @@ _RULES = {
 
 def rule(error: ErrorDetails) -> str:
     """What one of pydantic's errors says is allowed."""
-    text = _RULES.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
-    return text.replace("'", "")
+    # A bound of a number is a float where the number is one.
+    bounds = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in error.get("ctx", {}).items()}
+    return _RULES.get(error["type"], error["msg"]).format(**bounds).replace("'", "")
 
 
 def make_task(name: str, **parameters: Any) -> Task:

@@ -10,18 +10,25 @@ from typing import Any, NoReturn
 import hydra.version
 import yaml
 from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rpe_bench import catalogue
 from rpe_bench.errors import ConfigError, nearest
 
+_OTHER_SWEEPER = "a sweep goes with hydra/sweeper=resuming"
+
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises where an override or a file is wrong."""
 
 _KEY_VALUE = re.compile(r"(\+\+|\+|)(?P<key>[^=+~@/]+)=(?P<value>.*)", re.DOTALL)
+_OPEN = ("sweeper.params.", "job.env_set.", "job_logging.", "hydra_logging.", "callbacks.")
+"""Where Hydra's own node takes keys of any name, which then need the `+`."""
+_PLAIN_PATH = re.compile(r"(?!['\"]|(choice|range|interval|glob|sort|shuffle|tag)\()[^,]+", re.DOTALL)
 
 
 @dataclass
@@ -54,11 +61,17 @@ def compose(arguments: Sequence[str]) -> Composed | None:
 
     found: list[DictConfig] = []
 
+    def keep(config: DictConfig) -> None:
+        # Our sweeper gives its launcher another function; what another sweeper composes would never be run.
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise ConfigError(_OTHER_SWEEPER)
+        found.append(config)
+
     def run_hydra(request: argparse.Namespace) -> None:
         _run_hydra(
             args=request,
             args_parser=parser,
-            task_function=found.append,
+            task_function=keep,
             config_path=str(catalogue.CONF),
             config_name="config",
         )
@@ -75,6 +88,10 @@ def compose(arguments: Sequence[str]) -> Composed | None:
         return Composed(as_data(found[0]), shown) if found else None
     except COMPOSITION_ERRORS as error:
         raise ConfigError(explain(error)) from error
+    except ValueError as error:
+        if isinstance(error, ConfigError) or not repeat.shell_completion:
+            raise
+        raise ConfigError(f"--shell-completion: {' '.join(str(error).split())}") from error
 
 
 def as_data(config: DictConfig) -> dict[str, Any]:
@@ -106,23 +123,44 @@ def judged_by_us(overrides: Iterable[str]) -> list[str]:
     lists, and of what is neither, `resolve` can say what was meant.
 
     Raises:
-        ConfigError: a group is given a list, which Hydra would merge into one choice.
+        ConfigError: a group is given a list, which Hydra would merge into one choice; or what would be passed over in
+            silence: a choice's id that contradicts the choice, a second experiment, a sweeper of another kind.
     """
+    overrides = list(overrides)
+    keys = {key for override in overrides if (key := _key(override))}
+    for group in catalogue.GROUPS:
+        if f"{group}.name" in keys and f"{group}.target" not in keys:
+            also = f" (a class of your own is given by {group}.target too)" if group in ("encoding", "task") else ""
+            raise ConfigError(f"{group}.name: is the id of the choice, which is made by {group}=ID{also}")
     return [_judged_by_us(override) for override in overrides]
+
+
+def _key(override: str) -> str | None:
+    match = _KEY_VALUE.fullmatch(override)
+    # Given on the command line, a parameter of the sweeper is no more than the values of an override.
+    return match["key"].removeprefix("hydra.sweeper.params.") if match else None
 
 
 def _judged_by_us(override: str) -> str:
     match = _KEY_VALUE.fullmatch(override)
     if match is None and not re.search("[~@/]", override):
         raise ConfigError(f"{override}: is no override, which reads key=value")
-    if match is None:
+    key = _key(override)
+    if match is None or key is None:
+        group, _, value = override.lstrip("+").partition("=")
+        if group == "hydra/sweeper" and value != "resuming":
+            raise ConfigError(f"{plain(override)}: {_OTHER_SWEEPER}")
         return override
-    # Given on the command line, a parameter of the sweeper is no more than the values of an override.
-    key, value = match["key"].removeprefix("hydra.sweeper.params."), match["value"]
-    if key.split(".")[0] == "hydra":
-        return override
+    value = match["value"]
+    if key.startswith("hydra."):
+        # Without its `+`, a key that Hydra does not know is refused rather than passed over.
+        return override if key.removeprefix("hydra.").startswith(_OPEN) else plain(override)
     if key == "experiment":
+        if re.search(r"[,\[({*]", value):
+            raise ConfigError(f"experiment={value}: one experiment at a time")
         return f"+experiment={value}"
+    if key == "results_dir" and _PLAIN_PATH.fullmatch(value):
+        return f"++{key}={_quoted(value)}"
     if key not in catalogue.GROUPS:
         return f"++{key}={value}"
     if value.startswith(("[", "{")):
@@ -130,6 +168,11 @@ def _judged_by_us(override: str) -> str:
     if re.fullmatch(r"[\w.+-]+", value) and not isinstance(yaml.safe_load(value), str):
         return f"{key}='{value}'"  # a choice is a name, even if it reads like a number
     return f"{key}={value}"
+
+
+def _quoted(value: str) -> str:
+    """Text as Hydra's grammar quotes it: a backslash is one, but for those before a quote."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value) + '"'
 
 
 class _Parser(argparse.ArgumentParser):
@@ -162,7 +205,11 @@ def explain(error: BaseException) -> str:
     if isinstance(error, yaml.YAMLError):  # says where on its last line
         return " ".join(text.split())
     if isinstance(error, OverrideParseException):
-        return f"{plain(error.override)}: cannot be read: {_first_line(error)}"
+        given, reason = plain(error.override), _first_line(error)
+        if re.match(r"\w+Exception:", reason):  # the parser's own, of a character that it has no word for
+            key, _, value = given.partition("=")
+            return f"{given}: cannot be read; quote it: '{key}={_quoted(value)}'"
+        return f"{given}: cannot be read: {reason}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")
         file = re.match(r"In '(.*?)'", text)

@@ -7,7 +7,8 @@ is wrong with it. Keys are documented in conf/.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,18 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rpe_bench.components import build_encodings, build_task, complete, rule, show
 from rpe_bench.encodings.base import Encoding, Geometry
-from rpe_bench.errors import ConfigError, nearest
+from rpe_bench.errors import ConfigError, blamed_on, nearest
 from rpe_bench.schema import FORMAT
 from rpe_bench.tasks.base import Task
 
 __all__ = ["Config", "ConfigError", "resolve"]
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+LARGEST = 2**31 - 1
+"""Beyond any use, and yet no sum of a few such numbers leaves 64 bits."""
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """What one word of a random stream's key can hold; a larger one would be another key's words."""
-Id = Annotated[str, Field(pattern=r"^\w+$")]
-"""Part of a run's id and of its path."""
+Id = Annotated[str, Field(pattern=r"^\w+$", max_length=64)]
+"""Part of a run's id and of its path, whose last part may have 255 bytes."""
 
 
 class Section(BaseModel):
@@ -87,7 +90,7 @@ class Recipe(Section):
 class Evaluation(Section):
     lengths: Annotated[list[Positive], Field(min_length=1)] | None
     """Problem sizes; null for those multiples of the training length that the task can pose."""
-    multiples: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    multiples: Annotated[list[Annotated[float, Field(gt=0, le=LARGEST)]], Field(min_length=1)]
     examples: Positive
     seed: Seed
 
@@ -147,7 +150,7 @@ class Config(Section):
 
     @property
     def run_id(self) -> str:
-        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
         return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-s{self.seed}-{digest}"
 
@@ -256,25 +259,31 @@ def _keys(section: str) -> list[str]:
 def _fit(config: Config) -> Config:
     """Fill in what is left to the task and the machine, and hold the parts against each other."""
     name = config.task.name
-    try:
+    with blamed_on(f"task={name}"):
         task = config.build_task()
-    except ValueError as error:
-        raise ConfigError(f"task={name}: {error}") from error
     errors = []
 
-    train_length = config.recipe.train_length or task.default_train_length
-    sizes = config.evaluation.lengths
-    if refusal := _refusal(task, train_length):
-        errors.append(f"recipe.train_length={train_length}: {refusal}")
-    elif sizes is not None:
-        given = f"evaluation.lengths={show(sizes)}"
-        errors += [f"{given}: {refusal}" for size in sizes if (refusal := _refusal(task, size))]
-    else:
-        # Half of a short training length may be no problem at all.
-        multiples = [math.floor(multiple * train_length + 0.5) for multiple in config.evaluation.multiples]
-        sizes = [size for size in multiples if not _refusal(task, size)]
-        if not sizes:
-            errors.append(f"evaluation.multiples: none of recipe.train_length={train_length} is a size of task={name}")
+    with blamed_on(f"task={name}"):
+        train_length = config.recipe.train_length or task.default_train_length
+        sizes = config.evaluation.lengths
+        if refusal := _refusal(task, train_length):
+            errors.append(f"recipe.train_length={train_length}: {refusal}")
+        elif sizes is not None:
+            given = f"evaluation.lengths={show(sizes)}"
+            errors += [f"{given}: {refusal}" for size in sizes if (refusal := _refusal(task, size))]
+        else:
+            # Half of a short training length may be no problem at all.
+            multiples = [math.floor(multiple * train_length + 0.5) for multiple in config.evaluation.multiples]
+            sizes = [size for size in multiples if not _refusal(task, size)]
+            if max(multiples) > LARGEST:
+                largest = show(max(config.evaluation.multiples))
+                errors.append(
+                    f"evaluation.multiples={largest}: of recipe.train_length={train_length} exceeds {LARGEST}"
+                )
+            elif not sizes:
+                errors.append(
+                    f"evaluation.multiples: none of recipe.train_length={train_length} is a size of task={name}"
+                )
 
     causal = config.model.causal
     if causal is None:
@@ -290,10 +299,12 @@ def _fit(config: Config) -> Config:
     if errors or sizes is None:
         raise ConfigError(*errors)
 
+    # The examples of a finite training set are all of the longest size.
+    lengths = "fixed" if task.training_examples else config.recipe.lengths
     changes = {
         "device": device,
         "model": config.model.model_copy(update={"causal": causal}),
-        "recipe": config.recipe.model_copy(update={"train_length": train_length}),
+        "recipe": config.recipe.model_copy(update={"train_length": train_length, "lengths": lengths}),
         "evaluation": config.evaluation.model_copy(update={"lengths": sorted(set(sizes))}),
     }
     config = config.model_copy(update=changes)
@@ -311,22 +322,37 @@ def _refusal(task: Task, size: int) -> str | None:
 
 
 def _check_encoding(config: Config, task: Task) -> None:
-    """Raise ConfigError where the encoding does not fit the model or the lengths; it is built without memory."""
+    """Raise ConfigError where the encoding cannot be built for the model, or does not fit it or the lengths."""
     label = f"encoding={config.encoding.name}"
-    try:
-        with torch.device("meta"):
-            encoding = config.build_encodings()[0]
-    except ValueError as error:
-        raise ConfigError(f"{label}: {error}") from error
+    with blamed_on(f"task={config.task.name}"):
+        longest = config.max_tokens
+    with blamed_on(label), _apart():
+        encodings = config.build_encodings()
     errors = []
-    if encoding.causal_only and not config.model.causal:
+    if any(encoding.causal_only for encoding in encodings) and not config.model.causal:
         errors.append(f"{label}: has no meaning where a token sees later ones, but model.causal is false")
-    if encoding.axes is not None and encoding.axes != task.axes:
-        errors.append(f"{label}: takes {encoding.axes} axes of position, but task={config.task.name} has {task.axes}")
-    if encoding.longest is not None and encoding.longest < config.max_tokens:
+    for axes in sorted({encoding.axes for encoding in encodings if encoding.axes is not None} - {task.axes}):
+        errors.append(f"{label}: takes {axes} axes of position, but task={config.task.name} has {task.axes}")
+    reach = min((encoding.longest for encoding in encodings if encoding.longest is not None), default=longest)
+    if reach < longest:
         errors.append(
-            f"{label}: reaches {encoding.longest} tokens, but the longest of evaluation.lengths and"
-            f" recipe.train_length takes {config.max_tokens} (make one larger, or the others smaller)"
+            f"{label}: reaches {reach} tokens, but the longest of evaluation.lengths and"
+            f" recipe.train_length takes {longest} (make one larger, or the others smaller)"
         )
     if errors:
         raise ConfigError(*errors)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Torch as it is, but for what a constructor might do: draw from the global generator, or start threads.
+
+    A process that has threads cannot be forked safely, and a sweep forks one for each run.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,7 +1,10 @@
 """What is said of a request that cannot be carried out: one line an error."""
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class ConfigError(ValueError):
@@ -23,6 +26,31 @@ def nearest(given: str, allowed: Iterable[str], prefix: str = "") -> str:
     """``"; did you mean copy?"``, or nothing where no allowed word resembles what was given."""
     close = difflib.get_close_matches(given, list(allowed), n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+@contextmanager
+def blamed_on(where: str) -> Iterator[None]:
+    """Make a ConfigError, headed `where`, of whatever is raised by code that a user may have written.
+
+    Broad, since such code may raise anything, and the other jobs of a sweep are to be checked all the same. Its place
+    stands in for the traceback, but for a ValueError: that is how a class refuses its parameters.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = next(iter(str(error).strip().splitlines()), "")
+        if not isinstance(error, ValueError):
+            message = f"{type(error).__name__}: {message}{_place(error)}"
+        raise ConfigError(f"{where}: {message}") from error
+
+
+def _place(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):  # says so itself
+        return ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
 def one_line(error: BaseException) -> str:

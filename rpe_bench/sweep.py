@@ -16,10 +16,9 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,14 +27,19 @@ from typing import Any, BinaryIO
 import torch
 from omegaconf import DictConfig
 
+from rpe_bench import record as run_record
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
 from rpe_bench.errors import ConfigError, one_line
-from rpe_bench.record import write_text
+from rpe_bench.record import now, write_text
 from rpe_bench.schema import FORMAT
 
 GRACE = 10.0
 """Seconds that interrupted runs have to end by themselves."""
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of a process that was asked to end, as shells have it."""
+LISTED = 20
+"""Jobs of a sweep that are listed one by one if they are wrong; more of them are said to be so many."""
 
 
 @dataclass(frozen=True)
@@ -48,29 +52,35 @@ class Job:
 
 
 def read_record(config: Config) -> dict[str, Any]:
-    """A run's run.json; empty where there is none, or none that can be read."""
-    try:
-        record = json.loads((config.run_dir / "run.json").read_text())
-    except (FileNotFoundError, ValueError):  # the latter for what is neither JSON nor UTF-8
-        return {}
-    return record if isinstance(record, dict) else {}
+    """A run's run.json; empty where there is none, or, while runs go on, none that can be read."""
+    with contextlib.suppress(OSError):
+        return run_record.read_record(config.run_dir)
+    return {}
 
 
 def is_finished(config: Config) -> bool:
     return read_record(config).get("status") == "finished"
 
 
-def record_failure(config: Config, kind: str, message: str, trace: str) -> None:
-    """Say in run.json that a run failed, for one that could not say so itself."""
+def record_failure(config: Config, kind: str, message: str, trace: str) -> str | None:
+    """Say in run.json that a run failed, for one that could not say so itself.
+
+    Returns a line to be shown where that cannot be written, on a disk that is full for instance: the other runs go on.
+    """
     failure = {
         "format": FORMAT,
         "run_id": config.run_id,
         "status": "failed",
         "exception": {"type": kind, "message": message, "traceback": trace},
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": now(),
     }
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    write_text(config.run_dir / "run.json", json.dumps(read_record(config) | failure, indent=2) + "\n")
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        write_text(config.run_dir / "run.json", json.dumps(read_record(config) | failure, indent=2) + "\n")
+    except OSError as error:
+        reason = " ".join(f"{kind}: {message}".split())
+        return f"rpe-bench: {config.run_id}: {reason} (run.json cannot be written: {error.strerror})"
+    return None
 
 
 def has_ended(config: Config, before: dict[str, Any]) -> bool:
@@ -86,6 +96,8 @@ def describe_failure(config: Config) -> str:
         return f"{config.run_id}: did not run"
     exception = record.get("exception") or {"type": "Exit", "message": "the process ended before the run did"}
     reason = " ".join(f"{exception['type']}: {exception['message']}".split())
+    if record.get("status") == "interrupted":
+        reason = exception["message"] or "interrupted"
     return f"{config.run_id}: {reason} (see {config.run_dir / 'run.json'})"
 
 
@@ -94,10 +106,67 @@ def check_writable(results_dir: Path) -> None:
     runs = results_dir / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=runs):
-            pass
+        with tempfile.TemporaryFile(dir=runs) as probe:
+            probe.write(bytes(2**16))  # a full disk still has room for an empty file
+            probe.flush()
+            os.fsync(probe.fileno())
     except OSError as error:
         raise ConfigError(f"results_dir={results_dir}: cannot write there: {error.strerror}") from error
+
+
+def check_places(configs: Sequence[Config]) -> None:
+    """Raise ConfigError where runs could not be written or what is there could not be read: before any starts."""
+    for results_dir in dict.fromkeys(config.results_dir for config in configs):
+        check_writable(results_dir)
+    errors = []
+    for config in configs:
+        try:
+            (config.run_dir / "run.json").read_bytes()
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # a file where the directory should be, or the reverse; a name too long
+            errors.append(f"{config.run_dir}: cannot hold the run: {error.strerror}")
+    if errors:
+        raise ConfigError(*errors)
+
+
+def complaints(jobs: Sequence[Sequence[str]], errors: Mapping[int, Sequence[str]]) -> list[str]:
+    """What is wrong with a sweep, as lines that say which jobs they are about, by the overrides in which jobs differ.
+
+    Args:
+        jobs: the overrides of all jobs.
+        errors: number of a job that is wrong -> what is wrong with it.
+
+    What is wrong with every job is said once, and so is what is wrong with many.
+    """
+    shared = set.intersection(*map(set, jobs))
+
+    def label(overrides: Iterable[str]) -> str:
+        return " ".join(override for override in overrides if override not in shared)
+
+    affected: dict[str, list[int]] = {}
+    for number, lines in errors.items():
+        for line in dict.fromkeys(lines):
+            affected.setdefault(line, []).append(number)
+    everywhere = [line for line, numbers in affected.items() if len(numbers) == len(jobs)]
+    said = [f"all {len(jobs)} jobs: {line}" if len(jobs) > 1 else line for line in everywhere]
+    if len(errors) <= LISTED:
+        for number, lines in errors.items():
+            said += [f"{label(jobs[number])}: {line}" for line in dict.fromkeys(lines) if line not in everywhere]
+        return said
+    for line, numbers in affected.items():
+        if line in everywhere:
+            continue
+        # Those are told apart by what they have in common, if no other job has it.
+        common = set.intersection(*(set(jobs[number]) for number in numbers))
+        same = label(override for override in jobs[numbers[0]] if override in common)
+        if len(numbers) == 1:
+            said.append(f"{label(jobs[numbers[0]])}: {line}")
+        elif same and sum(common <= set(job) for job in jobs) == len(numbers):
+            said.append(f"{len(numbers)} of {len(jobs)} jobs ({same}): {line}")
+        else:
+            said.append(f"{len(numbers)} of {len(jobs)} jobs (first: {label(jobs[numbers[0]])}): {line}")
+    return said
 
 
 # Running
@@ -118,7 +187,9 @@ def attempt(config: Config, work: Callable[[Config], None] = perform) -> bool:
         work(config)
     except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
         if isinstance(error, SystemExit) or not has_ended(config, before):
-            record_failure(config, type(error).__name__, str(error), traceback.format_exc())
+            trouble = record_failure(config, type(error).__name__, str(error), traceback.format_exc())
+            if trouble:
+                print(trouble, file=sys.stderr, flush=True)
     return is_finished(config)
 
 
@@ -129,7 +200,7 @@ def job(composed: DictConfig) -> None:
 
 def run_one(config: Config) -> int:
     """Run what was asked for, unless it is finished; returns the exit status."""
-    check_writable(config.results_dir)
+    check_places([config])
     if is_finished(config):
         print(f"{config.run_id}: finished already, in {config.run_dir}")
         return 0
@@ -146,12 +217,11 @@ def run_one(config: Config) -> int:
 
 def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
-    for results_dir in {job.config.results_dir for job in jobs}:
-        check_writable(results_dir)
-    by_id: dict[str, Job] = {}
+    by_place: dict[Path, Job] = {}  # rather than by id: a sweep may ask for the same runs in several places
     for job in jobs:
-        by_id.setdefault(job.config.run_id, job)
-    unique = list(by_id.values())
+        by_place.setdefault(job.config.run_dir, job)
+    unique = list(by_place.values())
+    check_places([job.config for job in unique])
     todo = [job for job in unique if not is_finished(job.config)]
     print(f"{len(unique)} jobs: {len(unique) - len(todo)} finished, {len(todo)} to run", flush=True)
     if not todo:
@@ -211,10 +281,13 @@ def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform
                 running.append(_start(*waiting.popleft(), work))
                 progress.began(running[-1])
             progress.show(running)
-            wait([worker.process.sentinel for worker in running], timeout=1 if progress.live else None)
+            ended = wait([worker.process.sentinel for worker in running], timeout=1 if progress.live else None)
+            for worker in running:
+                if worker.process.sentinel in ended:
+                    worker.process.join()  # it may take its time to tear itself down, and have no exit code before
             for worker in [worker for worker in running if worker.process.exitcode is not None]:
                 running.remove(worker)
-                _settle(worker)
+                progress.say(_settle(worker))
                 progress.ended(worker, running)
         progress.show(running)
     finally:
@@ -268,31 +341,38 @@ def _run_in_child(config: Config, work: Callable[[Config], None], output: int) -
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if not attempt(config, work):
+    try:
+        finished = attempt(config, work)
+    except KeyboardInterrupt:
+        sys.exit(TERMINATED)
+    if not finished:
         sys.exit(1)
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("terminated")
 
 
-def _settle(worker: Worker) -> None:
-    """See to it that the record of a run whose process has ended says how."""
+def _settle(worker: Worker) -> list[str]:
+    """See to it that the record of a run whose process has ended says how; returns lines to be shown."""
     code = worker.process.exitcode
     assert code is not None
     worker.output.seek(0)
     printed = worker.output.read().decode(errors="replace")
     worker.output.close()
+    # What the W&B mirror had to say; all else that a run prints is noise beside many.
+    lines = [line for line in printed.splitlines() if line.startswith("rpe-bench: ")]
     if not has_ended(worker.config, worker.before):
         kind, message = "Exit", f"the process ended with status {code} before the run did"
+        if code == TERMINATED:
+            kind, message = "SIGTERM", "terminated"
         if code < 0:
             kind = signal.Signals(-code).name
             message = "killed, as the kernel does where memory runs out" if code == -signal.SIGKILL else "killed"
-        record_failure(worker.config, kind, message, printed[-10_000:])
-    # What the W&B mirror had to say; all else that a run prints is noise beside many.
-    for line in printed.splitlines():
-        if line.startswith("rpe-bench: "):
-            print(f"\r{line}", file=sys.stderr, flush=True)
+        trouble = record_failure(worker.config, kind, message, printed[-10_000:])
+        if trouble and not any(line.startswith(f"rpe-bench: {worker.config.run_id}: ") for line in lines):
+            lines.append(trouble)  # unless the run could say so itself, which knew more
+    return lines
 
 
 def _stop(workers: Sequence[Worker]) -> None:
@@ -337,7 +417,7 @@ class Progress:
         self.spent = self.seconds = 0.0
         """Effort of the runs that have finished, and the seconds they took."""
         self.began_at = time.monotonic()
-        self.live = sys.stderr.isatty()
+        self.live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if not self.live:
             print(self.line([]), file=sys.stderr, flush=True)
 
@@ -361,7 +441,14 @@ class Progress:
     def show(self, running: Sequence[Worker]) -> None:
         """Renew the line of a terminal."""
         if self.live:
-            print(f"\r{self.line(running)}\x1b[K", end="", file=sys.stderr, flush=True)
+            # Narrower than the terminal: a line that wraps could not be written over.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            print(f"\r{self.line(running)[: width - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Print lines of their own, above that of a terminal."""
+        for line in lines:
+            print(f"\r{line}\x1b[K" if self.live else line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leave the line of a terminal as it is."""

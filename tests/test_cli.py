@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it answers, in how many lines, with which exit status."""
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -131,6 +132,16 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run seed=${sed}", "seed: Interpolation key 'sed' not found"),
         ("run seed=???", "seed: Missing mandatory value"),
         ("run hydra.foo=1", "hydra.foo: Could not override 'hydra.foo': Key 'foo' not in 'HydraConf'"),
+        ("run +hydra.foo=1", "hydra.foo: Could not override 'hydra.foo': Key 'foo' not in 'HydraConf'"),
+        ("run -m hydra/sweeper=basic seed=0,1", "hydra/sweeper=basic: a sweep goes with hydra/sweeper=resuming"),
+        ("run +experiment=demo,adjacency", "experiment=demo,adjacency: one experiment at a time"),
+        ("run experiment=[demo,adjacency]", "experiment=[demo,adjacency]: one experiment at a time"),
+        ("run encoding.name=foo", "encoding.name: is the id of the choice, which is made by encoding=ID (a class of"),
+        ("run +recipe.name=foo", "recipe.name: is the id of the choice, which is made by recipe=ID"),
+        ("run logger.project=é", """logger.project=é: cannot be read; quote it: 'logger.project="é"'"""),
+        ("run --shell-completion", "--shell-completion: Expecting one subcommand"),
+        ("run -m encoding=glob(x*)", "encoding=glob(x*): matches no encoding (choose from alibi"),
+        ("run -m tsk=1 seed=0,1", "all 2 jobs: tsk=1: unknown key; did you mean task?"),
         ("run +experiment=none", "experiment=none: no such experiment"),
         ("run recipe.steps=-5", "recipe.steps=-5: must be at least 1"),
         ("run results_dir=/dev/null/x", "results_dir=/dev/null/x: cannot write there: Not a directory"),
@@ -166,7 +177,7 @@ def test_an_experiment_is_held_to_the_same_keys(capsys: Capture, tmp_path: Path)
     [line] = refused(capsys, *flags, "experiment=gone")
     assert line.startswith("task=cpy: no such task; did you mean copy?")
     [line] = refused(capsys, *flags, "experiment=listed")
-    assert line == "seed=[0,1] experiment=listed: seed=[0, 1]: must be an integer"
+    assert line == "seed=[0, 1]: must be an integer"
     [line] = refused(capsys, *flags, "experiment=word")
     assert line.startswith("In 'experiment/word': ValidationError raised while composing config: ")
     [line] = refused(capsys, *flags, "experiment=broken")
@@ -189,7 +200,55 @@ def test_a_sweep_is_checked_as_a_whole_and_every_bad_job_listed(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_sweep_of_another_kind_is_not_taken_for_a_run(capsys: Capture, tmp_path: Path) -> None:
+    kinds = {"sweeper": "basic", "launcher": "basic", "hydra_logging": "none", "job_logging": "none"}
+    (tmp_path / "other.yaml").write_text(f"defaults: {[{f'override hydra/{k}': v} for k, v in kinds.items()]}\n")
+    assert main(["run", "--config-dir=.", "--config-name=other", "-m", "seed=0,1"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: a sweep goes with hydra/sweeper=resuming"
+
+
+def test_a_long_sweep_says_that_it_is_checked(capsys: Capture) -> None:
+    assert main(["run", "-m", "recipe.steps=range(21)", "recipe.batch_size=0"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "checking 21 jobs",
+        "error: all 21 jobs: recipe.batch_size=0: must be at least 1",
+        "error: recipe.steps=0: recipe.steps=0: must be at least 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "to", "status", "said"),
+    [
+        ("list", "/dev/full", 1, "error: cannot write: No space left on device\n"),
+        ("list", "closed pipe", 1, ""),
+        ("report results --out /dev/null/x", "/dev/null", 2, "error: --out=/dev/null/x: "),
+    ],
+)
+def test_what_cannot_be_written_is_no_traceback(
+    capsys: Capture, tmp_path: Path, command: str, to: str, status: int, said: str
+) -> None:
+    if command.startswith("report"):
+        assert main(["run", *TINY]) == 0
+    if to == "closed pipe":
+        end, stdout = os.pipe()
+        os.close(end)
+    else:
+        stdout = os.open(to, os.O_WRONLY)
+    script = [sys.executable, "-m", "rpe_bench", *command.split()]
+    done = subprocess.run(script, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    os.close(stdout)
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1 if said else 0)
+    assert done.stderr.startswith(said)
+
+
 # What is right
+
+
+@pytest.mark.parametrize("path", ["é", "~/x", "a=b [1]", 'a"b\\', "2026", '"as it was"'])
+@pytest.mark.parametrize("flags", [[], ["-m", "hydra/launcher=basic"]])
+def test_a_path_needs_no_quotes(executed: list[Config], path: str, flags: list[str]) -> None:
+    assert main(["run", *flags, f"results_dir={path}", "logger=csv"]) == 0
+    assert [str(config.results_dir) for config in executed] == [path.strip('"') if path[0] == '"' else path]
 
 
 def test_one_run(executed: list[Config]) -> None:

@@ -45,6 +45,12 @@ def test_multiples_that_are_no_problem_of_the_task_are_left_out(make_config: Mak
     assert make_config("adjacency", "rope", {"recipe.train_length": 5}).evaluation.lengths == [5, 10]
 
 
+@pytest.mark.parametrize(("examples", "lengths"), [(100, "fixed"), (None, "uniform")])
+def test_a_finite_training_set_is_of_one_size(make_config: MakeConfig, examples: int | None, lengths: str) -> None:
+    overrides = {"task.training_examples": examples, "recipe.lengths": "uniform"}
+    assert make_config("adjacency_tutorial", "rope", overrides).recipe.lengths == lengths
+
+
 def test_lengths_are_sorted_and_counted_once(make_config: MakeConfig) -> None:
     assert make_config(overrides={"evaluation.lengths": [32, 8, 32]}).evaluation.lengths == [8, 32]
 
@@ -208,6 +214,19 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
         ("copy", "rope", {"seed": -1}, "seed=-1: must be at least 0"),
         ("copy", "rope", {"recipe.lr": 0}, "recipe.lr=0: must be more than 0"),
         ("copy", "rope", {"recipe.lr": float("nan")}, "recipe.lr=NaN: must be finite"),
+        ("copy", "rope", {"encoding.base": float("nan")}, "encoding.base=NaN: must be finite"),
+        ("copy", "rope", {"encoding.base": float("-inf")}, "encoding.base=-Infinity: must be finite"),
+        ("copy", "rope", {"recipe.steps": 2**31}, "recipe.steps=2147483648: must be at most 2147483647"),
+        ("copy", "rope", {"recipe.warmup_steps": 2**31}, "recipe.warmup_steps=2147483648: must be at most 2147483647"),
+        ("copy", "rope", {"recipe.min_lr_ratio": 1.5}, "recipe.min_lr_ratio=1.5: must be at most 1"),
+        ("copy", "rope", {"seed": 2**32}, "seed=4294967296: must be at most 4294967295"),
+        (
+            "copy",
+            "rope",
+            {"evaluation.multiples": [1, 1e9]},
+            "evaluation.multiples=1000000000.0: of recipe.train_length=16 exceeds 2147483647",
+        ),
+        ("copy", "rope", {"model.name": 65 * "a"}, f"model.name={57 * 'a'}...: must be at most 64 characters"),
         ("copy", "rope", {"recipe.betas": [0.9]}, "recipe.betas[1]: is missing"),
         ("copy", "rope", {"recipe.precision": "fp16"}, "recipe.precision=fp16: must be one of fp32 or bf16-mixed"),
         ("copy", "rope", {"evaluation.lengths": [8, "x"]}, "evaluation.lengths[1]=x: must be an integer"),
@@ -366,6 +385,67 @@ def test_a_class_of_ones_own(make_config: MakeConfig) -> None:
         "encoding.needed: is missing: encoding=nope has no default for it",
         "encoding.either=x: must be int | list[int]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (
+            "import nowhere",
+            "encoding.target=own.Own: cannot be imported: ModuleNotFoundError: No module named 'nowhere' (own.py,",
+        ),
+        ("def", "encoding.target=own.Own: cannot be imported: SyntaxError: invalid syntax (own.py, line 1)"),
+        ("raise SystemExit", "encoding.target=own.Own: cannot be imported: SystemExit:  (own.py, line 1)"),
+        (OWN.replace("needed: int", "needed: 'Int'"), "encoding.target=own.Own: NameError: name 'Int' is not defined"),
+        (OWN.replace("needed: int", "needed: Encoding"), "encoding.needed: PydanticSchemaGenerationError: "),
+        (OWN.replace("(1, 2)", "object()"), "encoding.target=own.Own: Unable to serialize unknown type"),
+        (OWN.replace("(1, 2)", "float('inf')"), "encoding.sizes=Infinity: must be finite"),
+        (OWN + "        raise ValueError('no\\nmore')", "encoding=nope: no"),
+        (OWN + "        assert needed == 2", "encoding=nope: AssertionError:  (own.py, line 11)"),
+        (OWN + "        raise NotImplementedError", "encoding=nope: NotImplementedError:  (own.py, line 11)"),
+        (OWN + "        import torch; torch.empty(10**20)", "encoding=nope: "),
+    ],
+)
+def test_whatever_a_class_of_ones_own_raises_is_one_line(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    (tmp_path / "own.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", "nope", {"encoding.target": "own.Own", "encoding.needed": 1})
+    assert error.value.errors[0].startswith(said)
+    assert not any("\n" in line for line in error.value.errors)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_constructor_may_compute_and_every_layers_module_is_checked(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import own  # type: ignore[import-not-found]
+
+    def build(geometry: Geometry, **parameters: Any) -> list[Encoding]:
+        first, last = Encoding(geometry), own.Own(geometry, **parameters)
+        last.longest = len(torch.rand(5).tolist())
+        return [first, last]
+
+    monkeypatch.setattr(own.Own, "build", build)
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError) as error:
+        make_config("adjacency", "nope", {"encoding.target": "own.Own", "encoding.needed": 1, "model.causal": False})
+    assert [line.split(",")[0] for line in error.value.errors] == [
+        "encoding=nope: has no meaning where a token sees later ones",
+        "encoding=nope: takes 2 axes of position",
+        "encoding=nope: reaches 5 tokens",
+    ]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_absurd_size_is_one_line(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", "learned", {"encoding.size": 10**20})
+    [line] = error.value.errors
+    assert line.startswith("encoding=learned: ")
 
 
 @pytest.mark.usefixtures("own")

@@ -4,6 +4,7 @@ The runs here are real but for their encoding, `Misbehaving`, which does in its 
 """
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -20,7 +21,8 @@ import pytest
 from rpe_bench import sweep
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
-from rpe_bench.sweep import Job, Progress, duration, effort, run_jobs, run_one
+from rpe_bench.record import Record
+from rpe_bench.sweep import Job, Progress, complaints, duration, effort, run_jobs, run_one
 
 MakeConfig = Callable[..., Config]
 
@@ -258,6 +260,71 @@ def test_equal_jobs_are_run_once(make_config: MakeConfig, capsys: pytest.Capture
     assert err.splitlines() == ["2 of 2 runs failed:", *(f"{job.config.run_id}: did not run" for job in jobs[:2])]
 
 
+def test_the_same_run_in_two_places_is_two_jobs(make_config: MakeConfig, tmp_path: Path) -> None:
+    jobs = [Job([], make_config(overrides={"results_dir": str(tmp_path / place)})) for place in "ab"]
+    launched: list[Job] = []
+    run_jobs(jobs, launched.extend)
+    assert launched == jobs
+
+
+def test_a_full_disk_is_found_before_training(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size >= 2**16
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="cannot write there: No space left on device"):
+        run_one(make_config())
+
+
+@pytest.mark.parametrize(("blocked", "reason"), [(".", "Not a directory"), ("run.json", "Is a directory")])
+def test_what_is_in_the_way_of_a_run_is_found_before_any_starts(
+    make_config: MakeConfig, blocked: str, reason: str
+) -> None:
+    config = make_config()
+    if blocked == ".":
+        config.run_dir.parent.mkdir(parents=True)
+        config.run_dir.touch()
+    else:
+        (config.run_dir / blocked).mkdir(parents=True)
+    for start in (run_one, lambda config: run_jobs([Job([], config)], lambda todo: pytest.fail("started"))):
+        with pytest.raises(ConfigError, match=f"{config.run_id}: cannot hold the run: {reason}"):
+            start(config)
+
+
+def test_a_failure_that_cannot_be_recorded_is_said_and_the_others_go_on(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = (make_config(overrides={"seed": seed, "sweep.workers": 1}) for seed in (0, 1))
+
+    def work(config: Config) -> None:
+        if config is good:
+            return finish(config)
+        (config.run_dir / "run.json").mkdir(parents=True)
+        raise ArithmeticError("lost count")
+
+    sweep.run_pool([bad, good], work)
+    lines = capsys.readouterr().err.splitlines()
+    [said] = [line for line in lines if line.startswith("rpe-bench")]
+    assert said.startswith(f"rpe-bench: {bad.run_id}: ") and said.endswith(
+        "(run.json cannot be written: Is a directory)"
+    )
+    assert lines[-1].startswith("1/2 done, 1 failed")
+
+
+def test_a_run_that_is_terminated_says_so(make_config: MakeConfig) -> None:
+    config = make_config()
+    sweep.run_pool([config], lambda config: os.kill(os.getpid(), signal.SIGTERM))
+    assert sweep.describe_failure(config).startswith(f"{config.run_id}: SIGTERM: terminated (see")
+
+    def work(config: Config) -> None:
+        with Record(config):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sweep.run_pool([config], work)
+    assert sweep.describe_failure(config).startswith(f"{config.run_id}: terminated (see")
+
+
 def test_where_nothing_can_be_written_nothing_is_started(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = make_config(overrides={"results_dir": str(tmp_path / "file")})
@@ -277,7 +344,58 @@ def test_a_finished_run_is_not_run_again(
     assert capsys.readouterr().out == f"{config.run_id}: finished already, in {config.run_dir}\n"
 
 
+def test_the_jobs_of_a_sweep_that_are_wrong_are_told_apart_by_what_differs() -> None:
+    jobs = [[f"encoding={e}", f"seed={s}", "tsk=1"] for e in "abc" for s in range(20)]
+    assert complaints(jobs[:1], {0: ["x", "x"]}) == ["x"]
+    assert complaints(jobs, dict.fromkeys(range(60), ["x"])) == ["all 60 jobs: x"]
+    assert complaints(jobs, {0: ["x", "y"], 21: ["x"]}) == [
+        "encoding=a seed=0: x",
+        "encoding=a seed=0: y",
+        "encoding=b seed=1: x",
+    ]
+    errors = {number: ["x"] for number in range(20)} | {20: ["y"], 40: ["z"], 41: ["z"]}
+    assert complaints(jobs, errors) == [
+        "20 of 60 jobs (encoding=a): x",
+        "encoding=b seed=0: y",
+        "2 of 60 jobs (first: encoding=c seed=0): z",
+    ]
+
+
 # Progress
+
+
+def test_a_process_that_takes_its_time_to_end_is_not_polled(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    shown: list[int] = []
+    monkeypatch.setattr(Progress, "show", lambda progress, running: shown.append(len(running)))
+
+    def work(config: Config) -> None:
+        finish(config)
+        os.closerange(3, 200)  # as the kernel does first when a process ends
+        time.sleep(0.3)
+
+    sweep.run_pool([config], work)
+    assert len(shown) < 5
+
+
+@pytest.mark.parametrize(("term", "width"), [("xterm", 20), ("dumb", 20)])
+def test_a_terminal_gets_what_it_can_show(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], term: str, width: int
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((width, 24)))
+    progress = Progress(3, 1.0, workers=1)
+    progress.show([])
+    progress.say(["news"])
+    shown = capsys.readouterr().err
+    if term == "dumb":
+        assert shown == "0/3 done, 0 failed, ETA unknown until a run has finished\nnews\n"
+    else:
+        assert shown == "\r0/3 done, 0 failed,\x1b[K\rnews\x1b[K\n"
 
 
 def test_cores_are_those_of_the_container_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A sweep that is checked as a whole before it starts, and leaves out what is finished."""
 
 # No `from __future__ import annotations` here: Hydra reads the types of the dataclass below.
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+PATIENCE = 20
+"""Jobs that are checked before anyone wonders what is going on."""
 
 
 @dataclass
@@ -49,23 +53,23 @@ class ResumingSweeper(BasicSweeper):
         from hydra_plugins.rpe_bench.launcher import PoolLauncher
         from rpe_bench.compose import judged_by_us, plain
         from rpe_bench.errors import ConfigError
-        from rpe_bench.sweep import Job, run_jobs
+        from rpe_bench.sweep import Job, complaints, run_jobs
 
         assert self.launcher is not None
         given = [plain(argument) for argument in arguments]
-        combinations = [combination for grid in self.grids or [{}] for combination in self._product(grid, given)]
+        products = [self._product(grid, given) for grid in self.grids or [{}]]
+        combinations = [judged_by_us(combination) for product in products for combination in product]
+        if len(combinations) > PATIENCE:
+            print(f"checking {len(combinations)} jobs", file=sys.stderr, flush=True)
 
-        jobs, errors = [], []
-        for combination in map(judged_by_us, combinations):
+        jobs, errors = [], {}
+        for number, combination in enumerate(combinations):
             try:
                 jobs.append(Job(combination, self._resolve(combination)))
             except ConfigError as error:
-                label = " ".join(map(plain, combination))
-                errors += [f"{label}: {line}" for line in error.errors]
+                errors[number] = error.errors
         if errors:
-            raise ConfigError(*errors)
-        if not jobs:
-            raise ConfigError(f"{' '.join(given)}: an empty range leaves nothing to run")
+            raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
         if isinstance(self.launcher, PoolLauncher):
             # Spares it to compose everything once more.
@@ -77,6 +81,7 @@ class ResumingSweeper(BasicSweeper):
 
     def _product(self, grid: Mapping[str, Any], given: list[str]) -> Sequence[Sequence[str]]:
         """The overrides of each job of a grid; what is given on the command line comes last, and so prevails."""
+        from rpe_bench import catalogue
         from rpe_bench.compose import judged_by_us, plain
         from rpe_bench.errors import ConfigError
 
@@ -87,6 +92,12 @@ class ResumingSweeper(BasicSweeper):
         for override in overrides:
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise ConfigError(f"{plain(str(override.input_line))}: has no end of values; use choice() or range()")
+            if override.is_sweep_override() and not list(override.sweep_string_iterator()):
+                problem = "an empty range leaves nothing to run"
+                if override.key_or_group in catalogue.GROUPS:
+                    known = ", ".join(catalogue.choices(override.key_or_group))
+                    problem = f"matches no {override.key_or_group} (choose from {known})"
+                raise ConfigError(f"{plain(str(override.input_line))}: {problem}")
         [combinations] = self.split_arguments(overrides, max_batch_size=None)
         return combinations
 

@@ -245,15 +245,20 @@ def _line(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         allowed = _keys(section)
         where = f"keys of {section}" if section else "keys"
-        meant = nearest(key, allowed, f"{section}." if section else "")
+        homes = [name for name in Config.model_fields if not section and key in _keys(name)]
+        if homes:
+            meant = f"; did you mean {homes[0]}.{key}?"
+        else:
+            meant = nearest(key, allowed, f"{section}." if section else "")
         return f"{path}={show(error['input'])}: unknown key{meant} ({where}: {', '.join(allowed)})"
     return f"{path}={show(error['input'])}: {rule(error)}"
 
 
 def _keys(section: str) -> list[str]:
+    """The keys of a section, of which plain values have none, or of the whole config."""
     fields = Config.model_fields
     model: Any = fields[section].annotation if section in fields else Config
-    return list(model.model_fields)
+    return list(getattr(model, "model_fields", ()))
 
 
 def _fit(config: Config) -> Config:

@@ -1,6 +1,7 @@
 """One run, as one straight line: config -> task and model -> train -> evaluate over lengths -> run directory."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
@@ -11,7 +12,7 @@ from rpe_bench.model import Transformer
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import Task
-from rpe_bench.train import train, training_set
+from rpe_bench.train import Progress, train, training_set
 
 
 def build_model(config: Config) -> Transformer:
@@ -58,8 +59,11 @@ def evaluate(config: Config, task: Task, model: Transformer, device: torch.devic
     return tables
 
 
-def execute(config: Config) -> None:
+def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> None:
     """Train and evaluate a resolved config, and keep the account of it in its run directory.
+
+    Args:
+        tell: is given a line on how far the run is, whenever there is news.
 
     Raises:
         FileExistsError: the run is finished already.
@@ -78,11 +82,18 @@ def execute(config: Config) -> None:
             encoding_parameters=sum(p.numel() for p in model.encodings.parameters()),
         )
         started = time.perf_counter()
-        optimiser, progress = train(config, task, model, device, lambda row: record.train(asdict(row)))
+
+        def log(progress: Progress) -> None:
+            record.train(asdict(progress))
+            left = (time.perf_counter() - started) / progress.step * (config.recipe.steps - progress.step)
+            tell(f"step {progress.step}/{config.recipe.steps}, loss {progress.loss:.4g}, {left:.0f} s of training left")
+
+        optimiser, progress = train(config, task, model, device, log)
         trained = time.perf_counter()
         record.note(train_seconds=trained - started, tokens_per_second=progress.tokens / (trained - started))
         # Data and weights are functions of (seed, step): there is no generator whose state would have to be kept.
         record.checkpoint({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": progress.step})
+        tell(f"evaluating at lengths {', '.join(map(str, config.evaluation.lengths or []))}")
         for name, rows in evaluate(config, task, model, device).items():
             record.table(name, rows)
         record.note(evaluation_seconds=time.perf_counter() - trained)

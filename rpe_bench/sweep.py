@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -172,12 +174,12 @@ def complaints(jobs: Sequence[Sequence[str]], errors: Mapping[int, Sequence[str]
 # Running
 
 
-def perform(config: Config) -> None:
-    """One run, in this process."""
+def perform(config: Config, tell: Callable[[str], None] = lambda line: None) -> None:
+    """One run, in this process; `tell` as in `rpe_bench.run.execute`."""
     torch.set_num_threads(config.threads)
     from rpe_bench.run import execute
 
-    execute(config)
+    execute(config, tell)
 
 
 def attempt(config: Config, work: Callable[[Config], None] = perform) -> bool:
@@ -204,15 +206,24 @@ def run_one(config: Config) -> int:
     if is_finished(config):
         print(f"{config.run_id}: finished already, in {config.run_dir}")
         return 0
+    print(f"{config.run_id}: started, in {config.run_dir}", file=sys.stderr, flush=True)
     try:
-        if not attempt(config):
+        if not attempt(config, partial(perform, tell=tell_on_terminal)):
             print(describe_failure(config), file=sys.stderr)
             return 1
     except KeyboardInterrupt:
         print(f"{config.run_id}: interrupted; the same command runs it again", file=sys.stderr)
         return 130
+    finally:
+        tell_on_terminal("")
     print(f"{config.run_id}: finished, in {config.run_dir}")
     return 0
+
+
+def tell_on_terminal(line: str) -> None:
+    """News of a single run, on stderr: each in the place of the last, and none where nobody watches."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:

@@ -235,6 +235,13 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
         (
             "copy",
             "rope",
+            {"steps": 3},
+            "steps=3: unknown key; did you mean recipe.steps?"
+            " (keys: seed, device, threads, results_dir, encoding, task, model, recipe, evaluation, logger, sweep)",
+        ),
+        (
+            "copy",
+            "rope",
             {"model.layer": 3},
             "model.layer=3: unknown key; did you mean model.layers?"
             " (keys of model: name, layers, dim, heads, causal, embedding_std)",

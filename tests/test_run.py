@@ -197,3 +197,12 @@ def test_an_encoder_where_the_task_allows_one(make_config) -> None:
         other[0, -1] = (other[0, -1] + 1) % 10
         changed = (model(tokens) != model(other)).any(-1)[0].tolist()
         assert changed == ([False] * 5 + [True] if config.model.causal else [True] * 6)
+
+
+def test_a_run_tells_how_far_it_is(make_config) -> None:
+    config = make_config("copy", "nope", {"recipe.steps": 3, "recipe.log_every": 2})
+    told: list[str] = []
+    execute(config, told.append)
+    assert [line.partition(",")[0] for line in told[:2]] == ["step 2/3", "step 3/3"]
+    assert all(line.endswith("s of training left") for line in told[:2])
+    assert told[2:] == [f"evaluating at lengths {', '.join(map(str, config.evaluation.lengths))}"]

@@ -206,7 +206,7 @@ def run_one(config: Config) -> int:
     if is_finished(config):
         print(f"{config.run_id}: finished already, in {config.run_dir}")
         return 0
-    print(f"{config.run_id}: started, in {config.run_dir}", file=sys.stderr, flush=True)
+    print(f"{config.run_id}: started, in {config.run_dir}", flush=True)
     try:
         if not attempt(config, partial(perform, tell=tell_on_terminal)):
             print(describe_failure(config), file=sys.stderr)

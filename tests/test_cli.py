@@ -33,7 +33,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configs of the runs that a test asks for; they count as finished."""
     configs: list[Config] = []
 
-    def execute(config: Config) -> None:
+    def execute(config: Config, tell: object) -> None:
         config.run_dir.mkdir(parents=True)
         (config.run_dir / "run.json").write_text('{"status": "finished"}')
         configs.append(config)
@@ -353,7 +353,7 @@ def test_hydras_own_flags(capsys: Capture, tmp_path: Path, executed: list[Config
 def test_a_failed_run_is_one_line_and_status_1(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: Config) -> None:
+    def fail(config: Config, tell: object) -> None:
         raise ArithmeticError("lost\ncount")
 
     monkeypatch.setattr("rpe_bench.run.execute", fail)
@@ -366,7 +366,7 @@ def test_a_failed_run_is_one_line_and_status_1(
 
 
 def test_an_interrupted_run_is_status_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(config: Config) -> None:
+    def interrupt(config: Config, tell: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rpe_bench.run.execute", interrupt)

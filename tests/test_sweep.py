@@ -339,7 +339,7 @@ def test_a_finished_run_is_not_run_again(
 ) -> None:
     config = make_config()
     finish(config)
-    monkeypatch.setattr("rpe_bench.run.execute", lambda config: pytest.fail("run again"))
+    monkeypatch.setattr("rpe_bench.run.execute", lambda *_: pytest.fail("run again"))
     assert run_one(config) == 0
     assert capsys.readouterr().out == f"{config.run_id}: finished already, in {config.run_dir}\n"
 

@@ -29,11 +29,10 @@ from typing import Any, BinaryIO
 import torch
 from omegaconf import DictConfig
 
-from rpe_bench import record as run_record
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
 from rpe_bench.errors import ConfigError, one_line
-from rpe_bench.record import now, write_text
+from rpe_bench.record import now, read_record, write_text
 from rpe_bench.schema import FORMAT
 
 GRACE = 10.0
@@ -53,15 +52,15 @@ class Job:
 # Records
 
 
-def read_record(config: Config) -> dict[str, Any]:
+def record_of(config: Config) -> dict[str, Any]:
     """A run's run.json; empty where there is none, or, while runs go on, none that can be read."""
     with contextlib.suppress(OSError):
-        return run_record.read_record(config.run_dir)
+        return read_record(config.run_dir)
     return {}
 
 
 def is_finished(config: Config) -> bool:
-    return read_record(config).get("status") == "finished"
+    return record_of(config).get("status") == "finished"
 
 
 def record_failure(config: Config, kind: str, message: str, trace: str) -> str | None:
@@ -78,7 +77,7 @@ def record_failure(config: Config, kind: str, message: str, trace: str) -> str |
     }
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        write_text(config.run_dir / "run.json", json.dumps(read_record(config) | failure, indent=2) + "\n")
+        write_text(config.run_dir / "run.json", json.dumps(record_of(config) | failure, indent=2) + "\n")
     except OSError as error:
         reason = " ".join(f"{kind}: {message}".split())
         return f"rpe-bench: {config.run_id}: {reason} (run.json cannot be written: {error.strerror})"
@@ -87,13 +86,13 @@ def record_failure(config: Config, kind: str, message: str, trace: str) -> str |
 
 def has_ended(config: Config, before: dict[str, Any]) -> bool:
     """Whether the run's record says how it ended, given what an earlier attempt had left there."""
-    record = read_record(config)
+    record = record_of(config)
     return record != before and record.get("status") in ("finished", "failed", "interrupted")
 
 
 def describe_failure(config: Config) -> str:
     """Why a run is not finished, on one line."""
-    record = read_record(config)
+    record = record_of(config)
     if not record:
         return f"{config.run_id}: did not run"
     exception = record.get("exception") or {"type": "Exit", "message": "the process ended before the run did"}
@@ -184,7 +183,7 @@ def perform(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
 
 def attempt(config: Config, work: Callable[[Config], None] = perform) -> bool:
     """One run, in this process: whether it finished. What it raises goes into its record, and no further."""
-    before = read_record(config)
+    before = record_of(config)
     try:
         work(config)
     except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
@@ -332,7 +331,7 @@ def _import_all(configs: Sequence[Config]) -> None:
 def _start(config: Config, effort: float, work: Callable[[Config], None]) -> Worker:
     output = tempfile.TemporaryFile()
     process = multiprocessing.get_context("fork").Process(target=_run_in_child, args=(config, work, output.fileno()))
-    before = read_record(config)
+    before = record_of(config)
     # The child must not see a Ctrl-C before it has learnt to ignore it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -78,7 +78,7 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
         return _in_chunks(encoding, q, k, v_BHTK, context)
     if not set(encoding.changes()) - {"embed", "rotate"}:
         return scaled_dot_product_attention(q, k, v_BHTK, is_causal=context.causal, scale=scale)
-    if isinstance(encoding, DistanceBias) and encoding.by_offset_alone and context.positions is None:
+    if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
         if encoding.learned and torch.is_grad_enabled():
             return _unfolded_bias(encoding, q, k, v_BHTK, context)
         return _view_of_bias(encoding, q, k, v_BHTK, context, scale)

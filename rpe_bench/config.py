@@ -171,12 +171,19 @@ class Config(Section):
         task = self.build_task()
         return max(task.length(size) for size in (self.recipe.train_length, *self.evaluation.lengths))
 
+    @property
+    def max_extents(self) -> tuple[int, ...]:
+        """Positions met in training or evaluation along each axis."""
+        assert self.recipe.train_length is not None and self.evaluation.lengths is not None
+        return self.build_task().extents(max(self.recipe.train_length, *self.evaluation.lengths))
+
     def build_task(self) -> Task:
         return build_task(self.task.model_dump())
 
     def build_encodings(self) -> list[Encoding]:
         """One module for all layers, or one a layer, on torch's default device; what they learn is not yet drawn."""
-        assert self.model.causal is not None
+        assert self.model.causal is not None and self.recipe.train_length is not None
+        task = self.build_task()
         geometry = Geometry(
             dim=self.model.dim,
             heads=self.model.heads,
@@ -184,7 +191,10 @@ class Config(Section):
             train_length=self.train_tokens,
             max_length=self.max_tokens,
             causal=self.model.causal,
-            axes=self.build_task().axes,
+            axes=task.axes,
+            train_extents=task.extents(self.recipe.train_length),
+            max_extents=self.max_extents,
+            digits=task.digits,
         )
         return build_encodings(self.encoding.model_dump(), geometry)
 
@@ -330,7 +340,7 @@ def _check_encoding(config: Config, task: Task) -> None:
     """Raise ConfigError where the encoding cannot be built for the model, or does not fit it or the lengths."""
     label = f"encoding={config.encoding.name}"
     with blamed_on(f"task={config.task.name}"):
-        longest = config.max_tokens
+        longest = max(config.max_extents)
     with blamed_on(label), _apart():
         encodings = config.build_encodings()
     errors = []
@@ -341,8 +351,8 @@ def _check_encoding(config: Config, task: Task) -> None:
     reach = min((encoding.longest for encoding in encodings if encoding.longest is not None), default=longest)
     if reach < longest:
         errors.append(
-            f"{label}: reaches {reach} tokens, but the longest of evaluation.lengths and"
-            f" recipe.train_length takes {longest} (make one larger, or the others smaller)"
+            f"{label}: has {reach} positions, but evaluation.lengths and recipe.train_length"
+            f" ask for {longest} (make one larger, or the others smaller)"
         )
     if errors:
         raise ConfigError(*errors)

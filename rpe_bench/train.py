@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,15 +27,15 @@ class Data:
         self.seed = seed
         self.batch_size = recipe.batch_size
         assert recipe.train_length is not None
-        self.longest = recipe.train_length
-        self.shortest = task.min_size if recipe.lengths == "uniform" else self.longest
-        self.examples = training_set(task, seed, self.longest)
+        longest = recipe.train_length
+        self.sizes: Sequence[int] = task.sizes(longest) if recipe.lengths == "uniform" else [longest]
+        self.examples = training_set(task, seed, longest)
 
     def batch(self, step: int) -> Batch:
         if self.examples is not None:
             return self._from_set(self.examples, step)
         rng = stream("train", self.seed, step)
-        size = int(rng.integers(self.shortest, self.longest, endpoint=True))
+        size = self.sizes[rng.integers(len(self.sizes))]
         return self.task.sample(rng, self.batch_size, size)
 
     def _from_set(self, examples: Batch, step: int) -> Batch:

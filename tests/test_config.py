@@ -443,7 +443,7 @@ def test_a_constructor_may_compute_and_every_layers_module_is_checked(
     assert [line.split(",")[0] for line in error.value.errors] == [
         "encoding=nope: has no meaning where a token sees later ones",
         "encoding=nope: takes 2 axes of position",
-        "encoding=nope: reaches 5 tokens",
+        "encoding=nope: has 5 positions",
     ]
     assert torch.equal(torch.get_rng_state(), state)
 

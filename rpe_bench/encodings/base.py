@@ -9,6 +9,7 @@ Signs: an *offset* is key position minus query position, j - i: the past is nega
 """
 
 import inspect
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -34,6 +35,13 @@ class Geometry:
     axes: int = 1
     layer: int = 0
     """The layer served, where there is one module a layer."""
+    train_extents: tuple[int, ...] = ()
+    """Positions met in training along each axis, 0 to one less. Left out: those of `train_length` tokens in a line, or
+    in the smallest square (cube) that holds them."""
+    max_extents: tuple[int, ...] = ()
+    """Positions met in evaluation along each axis; left out: as for training, of `max_length`."""
+    digits: tuple[int, ...] = ()
+    """The token ids that are digits of numbers, where the task has any."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "train_length", "max_length", "layers", "axes"):
@@ -44,10 +52,20 @@ class Geometry:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim}")
         if type(self.causal) is not bool:
             raise ValueError(f"causal={self.causal!r} must be true or false")
+        for name, length in (("train_extents", self.train_length), ("max_extents", self.max_length)):
+            extents = getattr(self, name) or (_side(length, self.axes),) * self.axes
+            if len(extents) != self.axes or min(extents) < 1:
+                raise ValueError(f"{name}={extents} must be {self.axes} positive integers, one an axis")
+            object.__setattr__(self, name, tuple(extents))
 
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+
+def _side(cells: int, axes: int) -> int:
+    """The least side of a square (cube, ...) of at least so many cells."""
+    return next(side for side in itertools.count(round(cells ** (1 / axes)) - 1) if side**axes >= cells)
 
 
 @dataclass(frozen=True)
@@ -141,19 +159,34 @@ class Encoding(nn.Module):
     true of them, and the tests hold them to it.
     """
 
-    translation_invariant: ClassVar[bool] = True
+    year: ClassVar[int | None] = None
+    """Of the paper."""
+    source: ClassVar[str] = ""
+    """The paper: authors and arXiv number."""
+    learns: ClassVar[str] = "0"
+    """How many numbers one module learns, as a Python expression of D, H, K (the geometry), L (`max_extents[0]`) and
+    the class's options."""
+
+    # What is true of it. A class declares it, and __init__ overrides it on the instance where an option changes it.
+
+    translation_invariant: bool = True
     """Logits stay the same when every position shifts by a constant."""
-    prefix_consistent: ClassVar[bool] = True
+    prefix_consistent: bool = True
     """The logits of a prefix do not depend on what follows it."""
-    causal_only: ClassVar[bool] = False
+    causal_only: bool = False
     """Has no meaning where a token sees later ones."""
-    needs_tokens: ClassVar[bool] = False
+    decays: bool = False
+    """Whatever it has learned, the share of a logit that is the position's never grows with distance, and falls
+    somewhere."""
+    preserves_norm: bool = False
+    """Changes queries and keys by rotations alone, whatever it has learned."""
+    needs_tokens: bool = False
     """Reads token ids."""
-    axes: ClassVar[int | None] = 1
+    axes: int | None = 1
     """Columns of a position that it takes; None for any number."""
 
     longest: int | None = None
-    """The longest sequence that it can represent, in tokens; None without limit."""
+    """How many positions along an axis it can represent, 0 to one less; None without limit."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -219,9 +252,9 @@ class DistanceBias(Encoding):
             offset = single_axis(offset)
         return self.of_offset(offset).movedim(-1, -3).to(q_BHQK.dtype)
 
-    @property
-    def by_offset_alone(self) -> bool:
-        """Whether `of_offset` is all there is: a subclass may add to the bias, or change another place."""
+    def by_offset_alone(self, context: Context) -> bool:
+        """Whether `of_offset` is all there is: a subclass may add to the bias, perhaps beyond some length, or change
+        another place."""
         others = set(self.changes()) - {"embed", "rotate", "bias"}
         return type(self).bias is DistanceBias.bias and not others
 

@@ -33,7 +33,7 @@ class Learned(Encoding):
             raise ValueError(f"size={size} must be at least 1")
         if std < 0:
             raise ValueError(f"std={std} must not be negative")
-        self.longest = geometry.max_length if size is None else size
+        self.longest = geometry.max_extents[0] if size is None else size
         self.std = std
         self.combine = combine
         self.table_LD = nn.Parameter(torch.empty(self.longest, position_width(geometry, combine, width)))

@@ -4,6 +4,7 @@ Shapes: B examples, T tokens, A axes of position, P positions read together.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -76,6 +77,8 @@ class Task(ABC):
     """Columns of a position: 1 for text, 2 for a grid."""
     causal: ClassVar[bool | None]
     """True: needs a decoder. False: needs an encoder. None: works in both, a decoder by default."""
+    digits: tuple[int, ...] = ()
+    """The token ids that are digits of numbers, where it has any."""
     training_examples: int | None = None
     """The size of a finite training set, or None where every step sees fresh examples."""
 
@@ -87,6 +90,14 @@ class Task(ABC):
     @abstractmethod
     def length(self, size: int) -> int:
         """Tokens in the sequence of a problem of this size."""
+
+    def extents(self, size: int) -> tuple[int, ...]:
+        """Positions along each axis of problems of up to this size, 0 to one less."""
+        return (self.length(size),)
+
+    def sizes(self, longest: int) -> Sequence[int]:
+        """All sizes up to `longest`: those that training draws from."""
+        return range(self.min_size, longest + 1)
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, examples: int, size: int) -> Batch:

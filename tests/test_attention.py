@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from support import Case, Setting, setting
 from torch import Tensor, nn
 
 from rpe_bench import attention, catalogue
 from rpe_bench.attention import attend, attention_logits, reference
-from rpe_bench.components import load_class, make_encoding
+from rpe_bench.components import arguments
 from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry
 
-LENGTHS = (1, 2, 7, 64, 257)
-HEADS = (1, 2, 4, 6)
+LENGTHS = (1, 2, 7, 257)
+HEADS = (1, 6)
 
 Build = Callable[[int, bool], Encoding]
 """From the number of heads, and whether the model is causal, to an encoding."""
@@ -91,10 +92,10 @@ def own(cls: type[Encoding]) -> Build:
     return build
 
 
-def from_conf(name: str, **options: Any) -> Build:
+def from_conf(case: Case, **options: Any) -> Build:
     def build(heads: int, causal: bool) -> Encoding:
-        sizes = {"dim": 4 * heads, "heads": heads, "train_length": 16, "max_length": 257, "causal": causal}
-        encoding = make_encoding(name, **sizes, **options)
+        sizes = {"dim": 4 * heads, "heads": heads, "train_length": 16, "max_length": 257}
+        encoding = Case(case.name, causal).encoding(**sizes, **options)
         with torch.no_grad():
             for parameter in encoding.parameters():
                 parameter.normal_(generator=torch.Generator().manual_seed(1))
@@ -108,11 +109,12 @@ def builders() -> dict[str, tuple[type[Encoding], Build]]:
     found: dict[str, tuple[type[Encoding], Build]] = {}
     for cls in (Content, DistanceAndContent, AmendedDistance, ScalePerHead):
         found[cls.__name__] = cls, own(cls)
-    for name in catalogue.choices("encoding"):
-        cls = load_class("encoding", catalogue.read("encoding", name)["target"])
-        found[name] = cls, from_conf(name)
-        if "per_head" in inspect.signature(cls).parameters:
-            found[f"{name}-one column"] = cls, from_conf(name, per_head=False)
+    for name in catalogue.encodings():
+        case = Case(name, causal=True)
+        found[name] = case.cls, from_conf(case)
+        if inspect.signature(case.cls).parameters.get("per_head"):
+            other = not arguments("encoding", catalogue.read("encoding", name))["per_head"]
+            found[f"{name}-per_head={other}"] = case.cls, from_conf(case, per_head=other)
     return found
 
 
@@ -163,16 +165,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
     return record
 
 
-def expected_path(encoding: Encoding, positions: Tensor | None) -> str:
+def expected_path(encoding: Encoding, context: Context) -> str:
     """As the documentation of the module says."""
     places = set(encoding.changes()) - {"embed", "rotate"}
     if isinstance(encoding.scale, Tensor):
         return "_explicit"
     if not places:
         return "fused"
-    if type(encoding) is AmendedDistance:
-        return "_explicit"
-    if places != {"bias"} or not isinstance(encoding, DistanceBias) or positions is not None:
+    by_distance = isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context)
+    if places != {"bias"} or not by_distance or type(encoding) is AmendedDistance:
         return "_explicit"
     return "_unfolded_bias" if len(list(encoding.parameters())) and torch.is_grad_enabled() else "_view_of_bias"
 
@@ -183,29 +184,36 @@ def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ROWS", 100)
 
 
-def inputs(heads: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(length)
-    return [torch.randn(2, heads, length, 4, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3)]
-
-
 def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * max(1.0, expected.abs().max().item())
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def outcome(path: Callable[..., Tensor], encoding: Encoding, given: Setting) -> Tensor:
+    return path(encoding, given.q, given.k, given.v, given.context.with_(memo={}))
+
+
+def positions_of(encoding: Encoding, length: int) -> list[Tensor]:
+    """Out of order, repeated, with gaps; the same for all examples, and not."""
+    generator = torch.Generator().manual_seed(length)
+    reach = encoding.geometry.max_extents[0]
+    if (encoding.axes or 1) > 1:
+        return [torch.randint(reach, (2, length, 2), generator=generator)]
+    return [torch.randint(reach, shape, generator=generator) for shape in ((length,), (2, length))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_values_and_gradients_are_the_reference(build, taken: Taken, dtype: torch.dtype) -> None:
     for heads, length in itertools.product(HEADS, LENGTHS):
         encoding = build(heads).to(dtype)
-        q, k, v = (tensor.requires_grad_() for tensor in inputs(heads, length, dtype))
-        leaves = [q, k, v, *encoding.parameters()]
-        context = Context(length, encoding.geometry.causal)
-        toward = torch.randn(q.shape, dtype=dtype)
+        given = setting(encoding, length, dtype=dtype)
+        leaves = [*given.leaves(), *encoding.parameters()]
+        toward = torch.randn(given.v.shape, dtype=dtype)
 
-        expected = reference(encoding, q, k, v, context)
+        expected = outcome(reference, encoding, given)
         taken.calls.clear()
-        found = attend(encoding, q, k, v, context)
-        assert taken.path() == expected_path(encoding, None)
+        found = outcome(attend, encoding, given)
+        assert taken.path() == expected_path(encoding, given.context)
         assert_close(found, expected, dtype)
         gradients = [torch.autograd.grad((out * toward).sum(), leaves, allow_unused=True) for out in (found, expected)]
         for one, other in zip(*gradients, strict=True):
@@ -219,57 +227,51 @@ def test_values_and_gradients_are_the_reference(build, taken: Taken, dtype: torc
 def test_values_without_gradients_are_the_reference(build, taken: Taken, dtype: torch.dtype) -> None:
     for heads, length in itertools.product(HEADS, LENGTHS):
         encoding = build(heads).to(dtype)
-        q, k, v = inputs(heads, length, dtype)
-        context = Context(length, encoding.geometry.causal)
-        expected = reference(encoding, q, k, v, context)
+        given = setting(encoding, length, dtype=dtype)
+        expected = outcome(reference, encoding, given)
         taken.calls.clear()
-        assert_close(attend(encoding, q, k, v, context), expected, dtype)
-        assert taken.path() == expected_path(encoding, None)
+        assert_close(outcome(attend, encoding, given), expected, dtype)
+        assert taken.path() == expected_path(encoding, given.context)
 
 
 def test_given_positions(build, taken: Taken) -> None:
-    """Positions out of order, with gaps, and different for each example."""
-    for positions in (torch.tensor([3, 0, 7, 7, 20, 250]), torch.tensor([[0, 1, 2, 3, 4, 5], [9, 8, 7, 2, 1, 0]])):
-        encoding = build(2).double()
-        q, k, v = inputs(2, 6, torch.float64)
-        context = Context(6, encoding.geometry.causal, positions)
-        expected = reference(encoding, q, k, v, context)
+    encoding = build(2).double()
+    for positions in positions_of(encoding, 6):
+        given = setting(encoding, 6, positions)
+        expected = outcome(reference, encoding, given)
         taken.calls.clear()
-        assert_close(attend(encoding, q, k, v, context), expected, torch.float64)
-        assert taken.path() == expected_path(encoding, positions)
+        assert_close(outcome(attend, encoding, given), expected, torch.float64)
+        assert taken.path() == expected_path(encoding, given.context)
 
 
+@torch.no_grad()
 def test_long_sequences_are_taken_in_chunks(build, taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     length, rows = 64, 10
     monkeypatch.setattr(attention, "CHUNK_ELEMENTS", 2 * 4 * length * rows + 5)
     encoding = build(4).double()
-    q, k, v = inputs(4, length, torch.float64)
-    shared, own = torch.arange(length) * 2, torch.randint(257, (2, length))
-    for positions in (None, shared, own):
-        context = Context(length, encoding.geometry.causal, positions)
-        with torch.no_grad():
-            expected = reference(encoding, q, k, v, context)
-            taken.rows.clear()
-            assert_close(attend(encoding, q, k, v, context), expected, torch.float64)
-            chunked = expected_path(encoding, positions) == "_explicit"
+    for positions in (None, *positions_of(encoding, length)):
+        given = setting(encoding, length, positions)
+        expected = outcome(reference, encoding, given)
+        taken.rows.clear()
+        assert_close(outcome(attend, encoding, given), expected, torch.float64)
+        chunked = expected_path(encoding, given.context) == "_explicit"
         assert taken.rows == ([10, 10, 10, 10, 10, 10, 4] if chunked else [])
 
 
 def test_one_row_at_a_time_where_even_that_is_too_long(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CHUNK_ELEMENTS", 1)
     encoding = own(Content)(2, True).double()
-    q, k, v = inputs(2, 5, torch.float64)
+    given = setting(encoding, 5)
     with torch.no_grad():
-        found = attend(encoding, q, k, v, Context(5, True))
+        found = outcome(attend, encoding, given)
         assert taken.rows == [1] * 5
-        assert_close(found, reference(encoding, q, k, v, Context(5, True)), torch.float64)
+        assert_close(found, outcome(reference, encoding, given), torch.float64)
 
 
 def test_the_mask_takes_memory_in_proportion_to_length(build, taken: Taken) -> None:
     encoding, length = build(4), 257
-    q, k, v = inputs(4, length, torch.float32)
     with torch.no_grad():
-        attend(encoding, q, k, v, Context(length, encoding.geometry.causal))
+        outcome(attend, encoding, setting(encoding, length, dtype=torch.float32))
     for mask in taken.masks:
         if mask is not None:
             assert mask.untyped_storage().nbytes() <= 4 * (2 * length - 1) * 4
@@ -281,55 +283,52 @@ def test_the_mask_takes_memory_in_proportion_to_length(build, taken: Taken) -> N
 
 def test_layers_share_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within one forward pass the biases of a module are made once; two modules, and two passes, have their own."""
-    encodings = [from_conf("relative_bias")(2, True) for _ in range(2)]
+    encodings = [from_conf(Case("relative_bias", True))(2, True) for _ in range(2)]
     encodings[1].table_NH.data.neg_()
-    q, k, v = inputs(2, 7, torch.float32)
-    context, built = Context(7, True), []
+    given, built = setting(encodings[0], 7, dtype=torch.float32), []
+    q, k, v, context = given.q, given.k, given.v, given.context
     original = DistanceBias.of_all_offsets
     monkeypatch.setattr(DistanceBias, "of_all_offsets", lambda self, *args: built.append(self) or original(self, *args))
     for encoding in (*encodings, *encodings):
         for layer in (context, context.with_(x_BTD=None)):
-            found = attend(encoding, q, k, v, layer)
-            assert_close(found, reference(encoding, q, k, v, Context(7, True)), torch.float32)
+            assert_close(attend(encoding, q, k, v, layer), outcome(reference, encoding, given), torch.float32)
     assert built == encodings
     encodings[0].table_NH.data.add_(torch.randn_like(encodings[0].table_NH))
-    found = attend(encodings[0], q, k, v, Context(7, True))
-    assert_close(found, reference(encodings[0], q, k, v, Context(7, True)), torch.float32)
+    assert_close(outcome(attend, encodings[0], given), outcome(reference, encodings[0], given), torch.float32)
 
 
 def test_logits_are_what_softmax_is_given(build) -> None:
     """attention_logits, masked and put through softmax, are the weights of the reference."""
     encoding = build(2).double()
-    q, k, v = inputs(2, 9, torch.float64)
-    logits = attention_logits(encoding, q, k)
-    assert logits.isfinite().all()  # without the mask
-    context = Context(9, encoding.geometry.causal)
+    given = setting(encoding, 9)
+    c = given.context
+    given_with = {"x": c.x_BTD, "tokens": c.tokens_BT, "project": c.project}
+    logits = attention_logits(encoding, given.q, given.k, c.positions, **given_with)
     if encoding.geometry.causal:
         logits = logits.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -math.inf)
-    mixed = encoding.value(logits.softmax(-1), v, context)
-    assert_close(mixed, reference(encoding, q, k, v, context), torch.float64)
+    mixed = encoding.value(logits.softmax(-1), given.v, c)
+    assert_close(mixed, outcome(reference, encoding, given), torch.float64)
 
 
 def test_the_scale_of_an_encoding_is_used() -> None:
     for name in ("nope", "alibi", "t5"):
-        encoding = from_conf(name)(2, True).double()
+        encoding = from_conf(Case(name, True))(2, True).double()
         encoding.scale = 3.0
-        q, k, v = inputs(2, 9, torch.float64)
-        plain = Encoding.content(encoding, q, k, Context(9, True))
-        torch.testing.assert_close(plain, 3 * q @ k.mT)
+        given = setting(encoding, 9)
+        plain = Encoding.content(encoding, given.q, given.k, given.context)
+        torch.testing.assert_close(plain, 3 * given.q @ given.k.mT)
         for enabled in (True, False):
             with torch.set_grad_enabled(enabled):
-                found = attend(encoding, q, k, v, Context(9, True))
-                assert_close(found, reference(encoding, q, k, v, Context(9, True)), torch.float64)
+                assert_close(outcome(attend, encoding, given), outcome(reference, encoding, given), torch.float64)
 
 
 def test_the_first_row_of_a_causal_model_sees_itself_alone(build) -> None:
     encoding = build(2)
-    q, k, v = inputs(2, 5, torch.float32)
     if encoding.geometry.causal and "value" not in encoding.changes():
+        given = setting(encoding, 5, dtype=torch.float32)
         for enabled in (True, False):
             with torch.set_grad_enabled(enabled):
                 # Logits beyond any finite number that a mask might have in place of minus infinity.
-                mixed = attend(encoding, 1e15 * q, 1e15 * k, v, Context(5, True))
-            assert_close(mixed[:, :, 0], v[:, :, 0], torch.float32)
+                mixed = attend(encoding, 1e15 * given.q, 1e15 * given.k, given.v, given.context)
+            assert_close(mixed[:, :, 0], given.v[:, :, 0], torch.float32)
             assert mixed.isfinite().all()

@@ -180,6 +180,8 @@ class Encoding(nn.Module):
     somewhere."""
     preserves_norm: bool = False
     """Changes queries and keys by rotations alone, whatever it has learned."""
+    pairwise: bool = True
+    """A logit depends on its two tokens and their positions alone, and not on what stands between them."""
     needs_tokens: bool = False
     """Reads token ids."""
     axes: int | None = 1
@@ -284,6 +286,8 @@ class Cache:
         self._tables: dict[Any, Tensor] = {}
 
     def get(self, key: Any, build: Callable[[], Tensor]) -> Tensor:
+        if torch.compiler.is_compiling():  # which would compile anew for each key
+            return build()
         if key not in self._tables:
             if len(self._tables) >= self._entries:
                 self._tables.pop(next(iter(self._tables)))

@@ -18,6 +18,9 @@ class Learned(Encoding):
     rows above all, which only the longest sequences meet.
     """
 
+    year = 2018
+    source = "Devlin et al. 2018, arXiv 1810.04805"
+    learns = "(size or L) * (D if combine == 'add' else width or D // 2)"
     translation_invariant = False
 
     def __init__(

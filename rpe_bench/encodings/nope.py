@@ -9,4 +9,6 @@ class NoPE(Encoding):
     A bidirectional model without positions is permutation-equivariant, so it cannot tell orders apart at all.
     """
 
+    year = 2022
+    source = "Haviv et al. 2022, arXiv 2203.16634"
     axes = None

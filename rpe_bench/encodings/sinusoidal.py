@@ -23,6 +23,8 @@ class Sinusoidal(Encoding):
     D - width, so that the trunk has the same shape and the same weights under either form.
     """
 
+    year = 2017
+    source = "Vaswani et al. 2017, arXiv 1706.03762"
     translation_invariant = False
 
     def __init__(

@@ -10,6 +10,7 @@ Attention is rotate -> scale * q.k -> + bias -> mask -> softmax -> value, for ev
 Shapes as in rpe_bench.encodings.base.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -25,12 +26,25 @@ CHUNK_ELEMENTS = 2**23
 BLOCK_ROWS = 1024
 """Queries that a causal mask is taken for at once: twice as fast at long lengths as all of them, half being masked."""
 
+TRAINED_ROWS = 32
+"""Queries whose logits are held at once in training: of 16, 32, 64 and all the fastest. At 128 tokens it
+takes half of the time of all in a causal model, two thirds in a bidirectional one."""
 
-def logits(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context) -> Tensor:
-    """scale * q.k + bias, (B, H, Q, S), of rotated q (the rows at hand) and k, before mask and softmax."""
+
+def logits(
+    encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context, mask_QS: Tensor | None = None
+) -> Tensor:
+    """scale * q.k + bias (+ mask), (B, H, Q, S), of rotated q (the rows at hand) and k, before softmax."""
     content = encoding.content(q_BHTK, k_BHTK, context)
     bias = encoding.bias(q_BHTK, k_BHTK, context.with_(content_BHQS=content))
-    return content if bias is None else content + bias
+    if bias is None:
+        return content if mask_QS is None else content + mask_QS
+    if mask_QS is None:
+        return content + bias
+    # What costs is each pass over as many numbers as the content has.
+    if bias.numel() < content.numel():
+        return content + (bias + mask_QS)
+    return (content + bias).add_(mask_QS)
 
 
 def attention_logits(
@@ -77,7 +91,11 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
     if isinstance(scale, Tensor):  # which the fused kernel does not take
         return _in_chunks(encoding, q, k, v_BHTK, context)
     if not set(encoding.changes()) - {"embed", "rotate"}:
-        return scaled_dot_product_attention(q, k, v_BHTK, is_causal=context.causal, scale=scale)
+        # Of q and k wider than v the kernel would make explicit logits; zeros beside v cost it next to nothing.
+        wider = max(0, q.shape[-1] - v_BHTK.shape[-1])
+        v = torch.nn.functional.pad(v_BHTK, (0, wider)) if wider else v_BHTK
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=context.causal, scale=scale)
+        return mixed[..., : v_BHTK.shape[-1]]
     if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
         if encoding.learned and torch.is_grad_enabled():
             return _unfolded_bias(encoding, q, k, v_BHTK, context)
@@ -86,22 +104,44 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
 
 
 def _explicit(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
-    scores = logits(encoding, q_BHQK, k_BHSK, context)
+    mask = None
     if (hidden := context.hidden_QS) is not None:
-        scores = scores.masked_fill(hidden, -math.inf)
+        # To add it is faster than to fill it in, since that has a backward pass.
+        mask = torch.zeros(hidden.shape, dtype=q_BHQK.dtype, device=q_BHQK.device).masked_fill(hidden, -math.inf)
+    scores = logits(encoding, q_BHQK, k_BHSK, context, mask)
     return encoding.value(scores.softmax(dim=-1), v_BHSK, context)
 
 
 def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
-    """The explicit path with memory that grows as length times chunk (in training the graph keeps all of it anyway)."""
+    """The explicit path a few queries at a time.
+
+    Without gradients memory then grows as length times chunk; in training, where the graph keeps all of it anyway, few
+    logits at a time stay in the cache. Queries of a causal model have no need of what follows them: they are taken as
+    the last rows of a shorter sequence, unless the encoding asks how long the whole is.
+    """
     B, H, T, _ = q_BHTK.shape
-    rows = max(1, CHUNK_ELEMENTS // (B * H * T))
-    if rows >= T or torch.is_grad_enabled():
+    by_prefix = context.causal and encoding.prefix_consistent
+    rows = TRAINED_ROWS if torch.is_grad_enabled() else max(1, CHUNK_ELEMENTS // (B * H * T))
+    if rows >= T:
         return _explicit(encoding, q_BHTK, k_BHTK, v_BHTK, context)
-    chunks = [slice(start, min(start + rows, T)) for start in range(0, T, rows)]
-    return torch.cat(
-        [_explicit(encoding, q_BHTK[:, :, part], k_BHTK, v_BHTK, context.with_(rows=part)) for part in chunks], dim=2
-    )
+    # Contiguous, or each product would copy its part of them. One split has one gradient, where slices would each fill
+    # a whole tensor with zeros.
+    k, v, parts = k_BHTK.contiguous(), v_BHTK.contiguous(), q_BHTK.contiguous().split(rows, dim=2)
+
+    def rows_to(end: int, q_BHQK: Tensor) -> Tensor:
+        keys = end if by_prefix else T
+        part = (context.prefix(end) if by_prefix else context).with_(rows=slice(end - q_BHQK.shape[2], end))
+        return _explicit(encoding, q_BHQK, k[:, :, :keys], v[:, :, :keys], part)
+
+    ends = list(itertools.accumulate(q.shape[2] for q in parts))
+    if torch.is_grad_enabled():
+        return torch.cat([rows_to(end, q) for end, q in zip(ends, parts, strict=True)], dim=2)
+    # Into one tensor: kept one by one, they would lie between the ever larger ones that are made and freed meanwhile,
+    # and the heap would grow with T^2 after all.
+    mixed = v.new_empty(v.shape)
+    for end, q in zip(ends, parts, strict=True):
+        mixed[:, :, end - q.shape[2] : end] = rows_to(end, q)
+    return mixed
 
 
 def _view_of_bias(
@@ -127,14 +167,36 @@ def _view_of_bias(
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
 
+def _unfold(bias_HN: Tensor) -> Tensor:
+    """Biases of the offsets -(T-1)..T-1 to the matrix (H, T, T) with that of j - i at (i, j).
+
+    T copies of the vector and one number more, each of 2T, are cut into rows of 2T - 1, so that each row begins one
+    entry earlier than the one before. The gradient is then a sum over rows, which is faster and more exact than one of
+    an index that repeats.
+    """
+    T = (bias_HN.shape[1] + 1) // 2
+    repeated = torch.nn.functional.pad(bias_HN, (0, 1))[:, None].expand(-1, T, -1).flatten(1)
+    return repeated[:, T - 1 :][:, : T * (2 * T - 1)].unflatten(1, (T, 2 * T - 1))[..., :T]
+
+
 def _unfolded_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
-    """Explicit logits; the fused kernel has no gradient for its mask but on a path that is slower than this one."""
+    """Explicit logits; the fused kernel has no gradient for its mask but on a path that is slower than this one.
+
+    Few rows are taken at a time, whose logits stay in the cache. A causal model leaves out the keys after each block.
+    """
     T = q_BHTK.shape[2]
     key = (encoding, "bias_HTT")
     if key not in context.memo:
-        bias_HN = encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype)
-        row = torch.arange(T, device=q_BHTK.device)
-        # Entry (i, j) is the offset j - i, which stands at j - i + T - 1.
-        context.memo[key] = bias_HN[:, row[None, :] - row[:, None] + T - 1]
-    scores = encoding.content(q_BHTK, k_BHTK, context) + context.memo[key]
-    return scores.softmax(dim=-1) @ v_BHTK
+        context.memo[key] = _unfold(encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype))
+    # Contiguous, or each product would copy its part of them. A split has one gradient, where slices would each fill a
+    # whole tensor with zeros.
+    k, v = k_BHTK.contiguous(), v_BHTK.contiguous()
+    parts = q_BHTK.contiguous().split(TRAINED_ROWS, dim=2), context.memo[key].split(TRAINED_ROWS, dim=1)
+    blocks, end = [], 0
+    for q, bias in zip(*parts, strict=True):
+        end += q.shape[2]
+        keys = slice(end if context.causal else T)
+        scores = encoding.content(q, k[:, :, keys], context)
+        scores += bias[..., keys]
+        blocks.append(scores.softmax(dim=-1) @ v[:, :, keys])
+    return torch.cat(blocks, dim=2)

@@ -43,7 +43,8 @@ def make_config(tmp_path: Path) -> MakeConfig:
         raw = yaml.safe_load((catalogue.CONF / "config.yaml").read_text())
         del raw["defaults"], raw["hydra"]
         raw["results_dir"] = str(tmp_path / "results")
-        chosen = {"task": task, "encoding": encoding, "model": "tiny", "recipe": "quick", "logger": "csv"}
+        chosen = {"task": task, "encoding": encoding, "positions": "plain"}
+        chosen |= {"model": "tiny", "recipe": "quick", "logger": "csv"}
         raw |= {group: catalogue.read(group, name) for group, name in chosen.items()}
         for key, value in (SMALL | {"device": "cpu"} | (overrides or {})).items():
             *groups, leaf = key.split(".")

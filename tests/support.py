@@ -109,3 +109,10 @@ def cases() -> list[Case]:
     """All of conf/encoding, in a causal model and, where they can serve one, in a bidirectional one."""
     every = [Case(name, causal) for name in catalogue.encodings() for causal in (True, False)]
     return [case for case in every if case.causal or not case.cls.causal_only]
+
+
+def encodings_for(task: str) -> list[str]:
+    """The choices of conf/encoding that a task goes with."""
+    cls = load_class("task", catalogue.read("task", task)["target"])
+    found = [Case(name, cls.causal is not False) for name in catalogue.encodings()]
+    return [c.name for c in found if c.cls.axes in (None, cls.axes) and (c.causal or not c.cls.causal_only)]

@@ -184,8 +184,8 @@ def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "BLOCK_ROWS", 100)
 
 
-def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * max(1.0, expected.abs().max().item())
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype, relative: float = 1e-5) -> None:
+    tolerance = 1e-10 if dtype == torch.float64 else relative * max(1.0, expected.abs().max().item())
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
@@ -219,7 +219,8 @@ def test_values_and_gradients_are_the_reference(build, taken: Taken, dtype: torc
         for one, other in zip(*gradients, strict=True):
             assert (one is None) == (other is None)
             if one is not None:
-                assert_close(one, other, dtype)
+                # The gradient of one number may be a sum of thousands that nearly cancel.
+                assert_close(one, other, dtype, relative=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

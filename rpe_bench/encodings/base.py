@@ -12,7 +12,7 @@ import inspect
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -101,6 +101,18 @@ class Context:
     def with_(self, **changes: Any) -> "Context":
         return replace(self, **changes)
 
+    def prefix(self, length: int) -> "Context":
+        """The same of the first tokens alone, with a memo of its own that all layers share."""
+        cut = self.with_(length=length, memo=self.memo.setdefault(("prefix", length), {}))
+        if self.positions is not None:
+            positions = self.positions[:length] if self.positions.dim() == 1 else self.positions[:, :length]
+            cut = cut.with_(positions=positions)
+        if self.x_BTD is not None:
+            cut = cut.with_(x_BTD=self.x_BTD[:, :length])
+        if self.tokens_BT is not None:
+            cut = cut.with_(tokens_BT=self.tokens_BT[:, :length])
+        return cut
+
     @property
     def key_positions(self) -> Tensor:
         """(S,), (B, S) or (B, S, A)."""
@@ -159,13 +171,17 @@ class Encoding(nn.Module):
     true of them, and the tests hold them to it.
     """
 
-    year: ClassVar[int | None] = None
+    year: int | None = None
     """Of the paper."""
-    source: ClassVar[str] = ""
+    source: str = ""
     """The paper: authors and arXiv number."""
     learns: ClassVar[str] = "0"
     """How many numbers one module learns, as a Python expression of D, H, K (the geometry), L (`max_extents[0]`) and
     the class's options."""
+
+    neutral: ClassVar[Mapping[str, object]] = {}
+    """Options that were added after runs had been published, at the value that leaves all as it was before. At that
+    value they are left out of a run's identity, so that finished runs stay finished."""
 
     # What is true of it. A class declares it, and __init__ overrides it on the instance where an option changes it.
 
@@ -301,6 +317,13 @@ class Cache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._entries,)
+
+
+def layer_input(context: Context | None) -> Tensor:
+    """x_BTD of the context; ValueError where there is none, and an encoding reads it."""
+    if context is None or context.x_BTD is None:
+        raise ValueError("this encoding depends on the layer's input, and was given none: it needs x (B, T, D)")
+    return context.x_BTD
 
 
 def whole(positions: Tensor) -> Tensor:

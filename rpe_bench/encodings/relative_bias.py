@@ -20,6 +20,10 @@ class RelativeBias(DistanceBias):
     per_head  one column a head, or one for all heads
     """
 
+    year = 2018
+    source = "Shaw et al. 2018, arXiv 1803.02155; Raffel et al. 2020, arXiv 1910.10683"
+    learns = "(2 * k + 1) * (H if per_head else 1)"
+
     def __init__(
         self, geometry: Geometry, k: int = 16, std: float = 0.02, shared: bool = False, per_head: bool = True
     ) -> None:

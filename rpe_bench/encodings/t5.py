@@ -24,6 +24,10 @@ class T5(DistanceBias):
     scaled    divide q.k by sqrt(K) all the same; T5 leaves that to the initialisation of its query projection
     """
 
+    year = 2020
+    source = "Raffel et al. 2020, arXiv 1910.10683"
+    learns = "num_buckets * (H if per_head else 1)"
+
     def __init__(
         self,
         geometry: Geometry,

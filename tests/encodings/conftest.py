@@ -31,12 +31,12 @@ def _loops(logit: Logit, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bo
 def reference_equals_formula() -> Callable[[Encoding, Logit], None]:
     """Assert that the reference path of an encoding, in float64, is softmax over `logit(h, i, j, q_i, k_j)`."""
 
-    def check(encoding: Encoding, logit: Logit, tokens: int = 23) -> None:
+    def check(encoding: Encoding, logit: Logit, tokens: int = 23, positions: Tensor | None = None) -> None:
         geometry = encoding.geometry
         generator = torch.Generator().manual_seed(0)
         shape = (2, geometry.heads, tokens, geometry.head_dim)
         q, k, v = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(3))
-        mixed = reference(encoding.double(), q, k, v, Context(tokens, geometry.causal))
+        mixed = reference(encoding.double(), q, k, v, Context(tokens, geometry.causal, positions))
         expected = _loops(logit, q.numpy(), k.numpy(), v.numpy(), geometry.causal)
         np.testing.assert_allclose(mixed.detach().numpy(), expected, rtol=0, atol=1e-12)
 
@@ -48,7 +48,7 @@ def make() -> Callable[..., Any]:
     """Build `cls` for a model of width 4 H (heads of 4 features) unless told otherwise; its values drawn."""
 
     def build(cls: type[Encoding], *, heads: int = 2, causal: bool = True, head_dim: int = 4, **parameters: Any) -> Any:
-        geometry = Geometry(heads * head_dim, heads, train_length=16, max_length=64, causal=causal)
+        geometry = Geometry(heads * head_dim, heads, 16, max_length=64, causal=causal, axes=cls.axes or 1)
         encoding = cls(geometry, **parameters)
         encoding.reset_parameters(torch.Generator().manual_seed(0))
         return encoding

@@ -236,7 +236,7 @@ def test_each_example_has_its_own_positions(case: Case) -> None:
 def test_a_logit_is_that_of_its_pair_as_declared(case: Case) -> None:
     """Tokens taken out of a sequence keep their places: positions are data, neither counted from the first token given,
     nor looked up in a table of another call."""
-    encoding = case.encoding()
+    encoding = case.encoding().double()
     randomise(encoding)
     whole, differences = embedded_logits(encoding, 20), []
     for chosen in ([0, 3, 4, 19], [2, 5, 19], [5, 6, 7, 8]) + (([19, 2, 2],) if encoding.pairwise else ()):
@@ -245,7 +245,7 @@ def test_a_logit_is_that_of_its_pair_as_declared(case: Case) -> None:
         part = embedded_logits(encoding, 20, chosen, explicit=True)
         expected, seen = whole[:, :, chosen][..., chosen], visible(encoding, len(chosen))
         differences.append(difference(part[..., seen], expected[..., seen]))
-    assert max(differences) < 1e-12 if encoding.pairwise else max(differences) > 1e-3, differences
+    assert max(differences) < 1e-12 if encoding.pairwise else max(differences) > 1e-5, differences
 
 
 def visible(encoding: Encoding, length: int) -> Tensor:
@@ -264,7 +264,7 @@ def randomise(encoding: nn.Module) -> None:
 
 def test_rows_at_hand(case: Case) -> None:
     """The logits of some queries are those rows of the whole."""
-    encoding, T = case.encoding(), 20
+    encoding, T = case.encoding().double(), 20
     randomise(encoding)
     cells = torch.randint(30, (2, T, case.axes))
     for positions in (None, cells) if case.axes > 1 else (None, torch.arange(T) * 3, cells[..., 0]):
@@ -289,27 +289,28 @@ def test_a_short_call_after_a_long_one(case: Case) -> None:
 
 
 def test_translation_invariance_is_as_declared(case: Case) -> None:
-    model, tokens = model_of(case), tokens_of(20)
+    """In sequences shorter and longer than in training: a shift may take the first beyond a length that counts."""
+    model, shifted = model_of(case), []
     encoding = model.encodings[0]
-    index = indices(encoding, 20)
-    positions = torch.arange(20) if index is None else index
-    largest = int(positions.max())
-    shifts = [s for s in (1, 17, 1000) if encoding.longest is None or largest + s < encoding.longest]
-    assert shifts
-    shifted = [(model(tokens, positions + shift) - model(tokens, positions)).abs().max() for shift in shifts]
-    assert max(shifted) < 1e-9 if encoding.translation_invariant else max(shifted) > 1e-3, shifted
+    for length in (12, 20):
+        tokens, index = tokens_of(length), indices(encoding, length)
+        positions = torch.arange(length) if index is None else index
+        for shift in (1, 17, 1000):
+            if encoding.longest is None or encoding.translation_invariant or positions.max() + shift < encoding.longest:
+                shifted.append(difference(model(tokens, positions + shift), model(tokens, positions)))
+    assert max(shifted) < 1e-9 if encoding.translation_invariant else max(shifted) > 1e-5, shifted
 
 
 def test_prefix_consistency_is_as_declared(case: Case) -> None:
     """Cuts below, at and beyond the training length."""
-    encoding = case.encoding()
+    encoding = case.encoding().double()
     randomise(encoding)
     whole = embedded_logits(encoding, 64)
     cut = []
     for n in (1, 7, TRAIN, 24):
         seen = visible(encoding, n)
         cut.append(difference(embedded_logits(encoding, n)[..., seen], whole[..., :n, :n][..., seen]))
-    assert max(cut) < 1e-9 if encoding.prefix_consistent else max(cut) > 1e-3, cut
+    assert max(cut) < 1e-9 if encoding.prefix_consistent else max(cut) > 1e-5, cut
 
 
 def test_later_tokens_do_not_change_earlier_outputs(causal: Case) -> None:
@@ -356,9 +357,9 @@ def test_order_enters_through_positions_alone(bidirectional: Case) -> None:
         positions = (torch.arange(20) * 2).expand(2, 20)
     expected = model(tokens, positions)[:, order]
     moved = difference(model(tokens[:, order], positions[:, order]), expected)
-    assert moved < 1e-10 if encoding.pairwise else moved > 1e-3
+    assert moved < 1e-10 if encoding.pairwise else moved > 1e-5
     moved = difference(run(model, tokens[:, order]), run(model, tokens)[:, order])
-    assert moved > 1e-3 if bidirectional.cls.changes() else moved < 1e-10
+    assert moved > 1e-5 if bidirectional.cls.changes() else moved < 1e-10
 
 
 def test_examples_do_not_mix(case: Case) -> None:
@@ -465,7 +466,7 @@ def test_a_million_positions_away(case: Case) -> None:
     encoding = case.encoding().float()
     far = torch.tensor([10**6 - 1, 10**6, 10**6 + 2, 10**6 + 3])
     positions = far if case.axes == 1 else far[:, None].expand(2, 4, case.axes)
-    if encoding.longest is not None:
+    if encoding.longest is not None and not encoding.translation_invariant:
         with pytest.raises(ValueError, match=rf"\b{encoding.longest}\b"):
             places(encoding, 4, positions, torch.float32)
         return

@@ -1,0 +1,156 @@
+"""DeBERTa: He et al. 2020, "Decoding-enhanced BERT with disentangled attention" (arXiv 2006.03654)."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice
+from rpe_bench.encodings.relative import key_logits, query_logits, reach
+
+
+class PositionTable(nn.Module):
+    """P, a vector (D) a row, which the layers share: as a module, so that all of them still do when it is moved."""
+
+    def __init__(self, rows: int, dim: int, std: float, norm: bool) -> None:
+        super().__init__()
+        self.std = std
+        self.table_MD = nn.Parameter(torch.empty(rows, dim))
+        self.norm = nn.LayerNorm(dim, eps=1e-7) if norm else None
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        self.table_MD.normal_(0, self.std, generator=generator)
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def forward(self, rows: slice) -> Tensor:
+        return self.table_MD[rows] if self.norm is None else self.norm(self.table_MD[rows])
+
+
+class DeBERTa(Encoding):
+    """logit_ij = (q_i.k_j + q_i.(W_k P[d(i, j)]) + k_j.(W_q P[d(i, j)])) / sqrt(3K).
+
+    d(i, j) = clamp(i - j, -k, k - 1) + k, P is a table (2k, D), W_k and W_q are matrices (K, D) of each head. All
+    distances from k onwards share one row, as the paper defines it; rows that training never reaches stay as drawn.
+    Positions that are given are whole numbers.
+
+    k            the paper's 512; only the rows that a call reaches cost anything
+    terms        c2p (content to position, with W_k), p2c (position to content, with W_q) or both; the logits are
+                 divided by the root of K times one more than the number of terms
+    p2c_reading  the row of P in the third product: that of d(i, j), as in the authors' code, or that of d(j, i), as
+                 printed in the paper
+    std          P is drawn from N(0, std^2), W_k and W_q as linear layers are
+    shared       one P for all layers, as in the paper, or each layer its own; W_k and W_q are each layer's own
+    """
+
+    year = 2020
+    source = "He et al. 2020, arXiv 2006.03654"
+    learns = "2 * k * D + (2 if terms == 'both' else 1) * D * D"
+
+    draws_positions = True
+    """Whether P is this module's to draw, and not that of the first layer, with which it shares it."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        k: int = 512,
+        terms: str = "both",
+        p2c_reading: str = "code",
+        std: float = 0.02,
+        shared: bool = True,
+    ) -> None:
+        super().__init__(geometry)
+        if k < 1:
+            raise ValueError(f"k={k} must be at least 1")
+        check_terms(terms, p2c_reading, std)
+        self.k = k
+        self.terms = terms
+        self.p2c_reading = p2c_reading
+        self.scale = term_scale(geometry, terms)
+        self.positions = PositionTable(2 * k, geometry.dim, std, norm=False)
+        self.key_HDK, self.query_HDK = projections(geometry, terms)
+
+    @classmethod
+    def build(cls, geometry: Geometry, **parameters: Any) -> list[Encoding]:
+        modules = [cls(replace(geometry, layer=layer), **parameters) for layer in range(geometry.layers)]
+        if parameters.get("shared", True):
+            for module in modules[1:]:
+                module.positions = modules[0].positions
+                module.draws_positions = False
+        return list(modules)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        if self.draws_positions:
+            self.positions.reset_parameters(generator)
+        for matrix in (self.key_HDK, self.query_HDK):
+            if matrix is not None:
+                bound = self.geometry.dim**-0.5
+                matrix.uniform_(-bound, bound, generator=generator)
+
+    def row(self, distance: Tensor) -> Tensor:
+        """The row of P of the distance i - j."""
+        return distance.clamp(-self.k, self.k - 1) + self.k
+
+    def projected(self, vectors_MD: Tensor, context: Context) -> tuple[Tensor | None, Tensor | None]:
+        """W_q and W_k times rows of P, (H, M, K), where the terms have them."""
+        query, key = (
+            None if W is None else vectors_MD @ W.to(vectors_MD.dtype) for W in (self.query_HDK, self.key_HDK)
+        )
+        return query, key
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        low, high = reach(context)
+        # Distances i - j, the negative of offsets.
+        nearest, farthest = self._within(-high), self._within(-low)
+        query_HMK, key_HMK = self._vectors(nearest, farthest, q_BHQK.dtype, context)
+        found = []
+        if self.terms != "p2c":
+            assert key_HMK is not None
+            found.append(query_logits(q_BHQK * self.scale, key_HMK.flip(1), -farthest, context))
+        if self.terms != "c2p":
+            first = nearest
+            if self.p2c_reading == "paper":
+                last = self._within(high)
+                query_HMK, first = self._vectors(self._within(low), last, q_BHQK.dtype, context)[0], -last
+                query_HMK = None if query_HMK is None else query_HMK.flip(1)
+            assert query_HMK is not None
+            found.append(key_logits(k_BHSK * self.scale, query_HMK, first, context))
+        return found[0] if len(found) == 1 else found[0] + found[1]
+
+    def _within(self, distance: int) -> int:
+        return min(max(distance, -self.k), self.k - 1)
+
+    def _vectors(
+        self, nearest: int, farthest: int, dtype: torch.dtype, context: Context
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """W_q P and W_k P of the distances nearest..farthest, (H, M, K)."""
+        device = self.positions.table_MD.device
+        rows = self.row(torch.arange(nearest, farthest + 1, device=device))
+        start, stop = int(rows[0]), int(rows[-1]) + 1
+        query, key = self.projected(self.positions(slice(start, stop)).to(dtype), context)
+        if stop - start == len(rows):
+            return query, key
+        index = rows - start  # many distances have one row
+        return None if query is None else query[:, index], None if key is None else key[:, index]
+
+
+def check_terms(terms: str, p2c_reading: str, std: float) -> None:
+    check_choice("terms", terms, "c2p", "p2c", "both")
+    check_choice("p2c_reading", p2c_reading, "code", "paper")
+    if std < 0:
+        raise ValueError(f"std={std} must not be negative")
+
+
+def term_scale(geometry: Geometry, terms: str) -> float:
+    """1 / sqrt(K times the products in a logit)."""
+    return float(((3 if terms == "both" else 2) * geometry.head_dim) ** -0.5)
+
+
+def projections(geometry: Geometry, terms: str) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """W_k and W_q, (H, D, K), where the terms have them."""
+    shape = (geometry.heads, geometry.dim, geometry.head_dim)
+    key = None if terms == "p2c" else nn.Parameter(torch.empty(shape))
+    return key, None if terms == "c2p" else nn.Parameter(torch.empty(shape))

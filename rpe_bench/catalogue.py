@@ -2,25 +2,34 @@
 
 import ast
 import importlib.util
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rpe_bench.errors import ConfigError, nearest
+from rpe_bench.errors import ConfigError, blamed_on, nearest
 
 _PACKAGE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())
 """The config directory: inside the package once installed, top-level in a checkout."""
 
-GROUPS = ("encoding", "task", "model", "recipe", "logger")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C, where there is one, is eight times as fast."""
+
+GROUPS = ("encoding", "task", "positions", "model", "recipe", "logger")
 """The groups of which every run has one choice; `experiment` is one more, of overrides."""
 
 
 def choices(group: str) -> list[str]:
     """The ids of a group's choices: the names of its files."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def encodings() -> list[str]:
+    """The ids of the encodings that there are: `custom` waits for a class."""
+    return [name for name in choices("encoding") if read("encoding", name).get("target")]
 
 
 def read(group: str, name: str) -> dict[str, Any]:
@@ -31,7 +40,7 @@ def read(group: str, name: str) -> dict[str, Any]:
     """
     if name not in choices(group):
         raise ConfigError(unknown_choice(group, name, choices(group)))
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}
+    return yaml.load((CONF / group / f"{name}.yaml").read_text(), _LOADER) or {}
 
 
 def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
@@ -41,8 +50,8 @@ def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
 def summary(group: str, name: str) -> str:
     """One line on a choice: the comment on top of its file if there is one.
 
-    Else the first line of a docstring: the module's for an encoding, since it names the paper; the class's for a task,
-    with the property that the task isolates. Else the keys.
+    Else the first line of a docstring: the module's for an encoding and for positions, since it names the paper; the
+    class's for a task, with the property that the task isolates. Else the keys.
     """
     lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
     comments = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
@@ -52,26 +61,44 @@ def summary(group: str, name: str) -> str:
     if "target" not in options:
         return ", ".join(f"{key} {value}" for key, value in options.items() if key != "name")
     module, _, class_name = options["target"].rpartition(".")
-    source = _source(module)
-    if source is None:
+    parsed = tree(module)
+    if parsed is None:
         return f"(no module {module})"
-    tree = ast.parse(source.read_text())
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
+    found = class_in(parsed, class_name)
     if found is None:
         return f"(no class {class_name} in {module})"
-    described: ast.Module | ast.ClassDef = tree if group == "encoding" else found
-    text = (ast.get_docstring(described) or "").partition("\n")[0]
-    isolates = _class_constant(found, "isolates")
+    text = (ast.get_docstring(found if group == "task" else parsed) or "").partition("\n")[0]
+    isolates = constants(found).get("isolates")
     return f"{text} [{isolates}]" if isolates else text
 
 
-def _class_constant(node: ast.ClassDef, name: str) -> Any:
+@cache
+def tree(module: str) -> ast.Module | None:
+    """The source of a module, parsed; None where there is no such module.
+
+    Raises:
+        ConfigError: it cannot be parsed.
+    """
+    source = _source(module)
+    if source is None or not source.is_file():  # some modules are built into Python
+        return None
+    with blamed_on(module):
+        return ast.parse(source.read_bytes())
+
+
+def class_in(parsed: ast.Module, name: str) -> ast.ClassDef | None:
+    return next((node for node in parsed.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def constants(node: ast.ClassDef) -> dict[str, Any]:
+    """The attributes of a class that are constants, by name."""
+    found: dict[str, Any] = {}
     for statement in node.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         value = getattr(statement, "value", None)
-        if any(isinstance(t, ast.Name) and t.id == name for t in targets) and isinstance(value, ast.Constant):
-            return value.value
-    return None
+        if isinstance(value, ast.Constant):
+            found |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
+    return found
 
 
 def _source(module: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""The command line: `rpe-bench run`, `list` and `report`.
+"""The command line: `rpe-bench run`, `list`, `properties` and `report`.
 
 Imports nothing heavy before a command needs it: `rpe-bench --help` answers at once.
 
@@ -8,6 +8,7 @@ Exit status: 0 all well; 1 a run failed; 2 the request was wrong, and nothing wa
 import argparse
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,20 @@ from rpe_bench.errors import ConfigError, nearest
 
 COMMANDS = {
     "run": "one run, or with -m a sweep: rpe-bench run [-m] [group=choice ...] [key=value ...]",
-    "list": "what there is to choose from: encodings, tasks, models, recipes, experiments",
+    "list": "what there is to choose from: encodings, tasks, positions, models, recipes, experiments",
+    "properties": "what each encoding can and cannot do, measured",
     "report": "figures and tables of finished runs",
 }
-LISTS = {f"{group}s": group for group in ("encoding", "task", "model", "recipe", "experiment")}
+LISTS = {
+    "encodings": "encoding",
+    "tasks": "task",
+    "positions": "positions",
+    "models": "model",
+    "recipes": "recipe",
+    "experiments": "experiment",
+}
+PROPERTIES = """What each encoding can and cannot do: a table, every cell of which is measured at run time, by building
+the encoding and calling it, with the number behind each verdict; and what a rotation does, step by step."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,6 +75,10 @@ def _dispatch(arguments: list[str]) -> int:
     commands.add_parser("run", help=COMMANDS["run"], add_help=False)
     lists = commands.add_parser("list", help=COMMANDS["list"])
     lists.add_argument("what", nargs="?", metavar="WHAT", help=f"{', '.join(LISTS)}; all of them by default")
+    table = commands.add_parser("properties", help=COMMANDS["properties"], description=PROPERTIES)
+    table.add_argument("--encodings", metavar="A,B", help="ids, or all of conf/encoding by default")
+    table.add_argument("--bidirectional", action="store_true", help="in an encoder, where a token sees later ones")
+    table.add_argument("--out", type=Path, metavar="DIR", help="write properties.md and properties.csv there")
     reports = commands.add_parser("report", help=COMMANDS["report"])
     reports.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
     reports.add_argument("--out", type=Path, metavar="DIR", help="where they go; RESULTS_DIR/report by default")
@@ -72,7 +87,11 @@ def _dispatch(arguments: list[str]) -> int:
         if parsed.what and parsed.what not in LISTS:
             known = ", ".join(LISTS)
             raise ConfigError(f"{parsed.what}: cannot be listed{nearest(parsed.what, LISTS)} (choose from {known})")
+        if parsed.what == "encodings":
+            return list_encodings()
         return list_choices([parsed.what] if parsed.what else list(LISTS))
+    if parsed.command == "properties":
+        return properties(parsed.encodings, not parsed.bidirectional, parsed.out)
     return report(parsed.results_dir, parsed.out or parsed.results_dir / "report")
 
 
@@ -81,9 +100,7 @@ def run(arguments: Sequence[str]) -> int:
     # Before torch and numpy are imported: neither may start threads or CUDA in a process that is to be forked.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    # A class in the current directory can be a target, as under `python -m rpe_bench`.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    _look_here()
     from rpe_bench.compose import compose
 
     composed = compose(arguments)
@@ -94,6 +111,12 @@ def run(arguments: Sequence[str]) -> int:
 
     config = resolve(composed.raw)
     return 0 if composed.shown_only else run_one(config)
+
+
+def _look_here() -> None:
+    """A class in the current directory can be a target, as under `python -m rpe_bench`."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def list_choices(names: Sequence[str]) -> int:
@@ -108,6 +131,51 @@ def list_choices(names: Sequence[str]) -> int:
             print(name)
         for choice in ids:
             print(f"{'  ' * (len(names) > 1)}{choice:{width}}  {summary(group, choice)}".rstrip())
+    return 0
+
+
+def list_encodings() -> int:
+    """A table of the encodings, as wide as the terminal; one line each where it goes into a file or a pipe."""
+    _look_here()
+    from rpe_bench.catalogue import choices, encodings, summary
+    from rpe_bench.facts import facts, table
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    known = encodings()
+    print(table([facts(name).row() for name in known], width))
+    for name in sorted(set(choices("encoding")) - set(known)):
+        print(f"\n{name}: {summary('encoding', name)}")
+    return 0
+
+
+def properties(names: str | None, causal: bool, out: Path | None) -> int:
+    """The table of properties of some encodings, or of all, measured in a causal or a bidirectional model."""
+    _look_here()
+    from rpe_bench.catalogue import encodings, unknown_choice
+
+    known = encodings()
+    chosen = known if names is None else list(dict.fromkeys(names.split(",")))
+    if unknown := [unknown_choice("encoding", name, known) for name in chosen if name not in known]:
+        raise ConfigError(*unknown)
+    if out is not None:
+        # Before a minute of measuring rather than after it.
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out={out}: {error.strerror}") from error
+    import torch
+
+    from rpe_bench.properties import Report
+
+    torch.set_num_threads(1)  # many small calls, in which more threads would wait for each other
+    found = Report.of(chosen, causal)
+    print(found.markdown(), end="")
+    if out is not None:
+        try:
+            written = found.write(out)
+        except OSError as error:
+            raise ConfigError(f"--out={out}: {error.filename or out}: {error.strerror}") from error
+        print("", *written, sep="\n")
     return 0
 
 

@@ -124,14 +124,20 @@ def judged_by_us(overrides: Iterable[str]) -> list[str]:
 
     Raises:
         ConfigError: a group is given a list, which Hydra would merge into one choice; or what would be passed over in
-            silence: a choice's id that contradicts the choice, a second experiment, a sweeper of another kind.
+            silence: a choice's id that contradicts the choice, a class in the place of several choices, a second
+            experiment, a sweeper of another kind.
     """
     overrides = list(overrides)
-    keys = {key for override in overrides if (key := _key(override))}
+    values = {key: override.partition("=")[2] for override in overrides if (key := _key(override))}
+    keys = values.keys()
     for group in catalogue.GROUPS:
         if f"{group}.name" in keys and f"{group}.target" not in keys:
-            also = f" (a class of your own is given by {group}.target too)" if group in ("encoding", "task") else ""
+            own = group in ("encoding", "task", "positions")
+            also = f" (a class of your own is given by {group}.target too)" if own else ""
             raise ConfigError(f"{group}.name: is the id of the choice, which is made by {group}=ID{also}")
+        if f"{group}.target" in keys and re.search("[,(]", values.get(group, "")):
+            other = f"in a sweep with others, a class needs a file in conf/{group}"
+            raise ConfigError(f"{group}.target: is one {group}'s, but {group}={values[group]} are several ({other})")
     return [_judged_by_us(override) for override in overrides]
 
 

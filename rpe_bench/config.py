@@ -16,9 +16,11 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rpe_bench.components import build_encodings, build_task, complete, rule, show
+from rpe_bench.components import BASES, build_encodings, build_positions, build_task, complete, load_class, rule, show
 from rpe_bench.encodings.base import Encoding, Geometry
 from rpe_bench.errors import ConfigError, blamed_on, nearest
+from rpe_bench.model import Transformer
+from rpe_bench.positions.base import Frame, Remap
 from rpe_bench.schema import FORMAT
 from rpe_bench.tasks.base import Task
 
@@ -39,11 +41,15 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """An encoding or a task: besides these keys, the parameters of the class that `target` names."""
+    """An encoding, a task or a remap: besides these keys, the parameters of the class that `target` names."""
 
     model_config = ConfigDict(extra="allow")
     name: Id
     target: str
+
+
+PLAIN = Component(name="plain", target="rpe_bench.positions.plain.Plain")
+"""Positions as the task gives them; what a config means that says nothing of positions."""
 
 
 class Model(Section):
@@ -124,6 +130,7 @@ class Config(Section):
     results_dir: Path
     encoding: Component
     task: Component
+    positions: Component = PLAIN
     model: Model
     recipe: Recipe
     evaluation: Evaluation
@@ -146,6 +153,13 @@ class Config(Section):
             del config[key]
         # The lengths say it all, however they came about.
         del config["evaluation"]["multiples"]
+        # Left out where they change nothing: runs from before there was a choice keep their ids, so that the command
+        # that made them finds them finished.
+        if self.positions == PLAIN:
+            del config["positions"]
+        for group in ("encoding", "task"):
+            neutral = load_class(group, config[group]["target"]).neutral
+            config[group] = {k: v for k, v in config[group].items() if k not in neutral or v != neutral[k]}
         return config | {"format": FORMAT}
 
     @property
@@ -172,18 +186,23 @@ class Config(Section):
         return max(task.length(size) for size in (self.recipe.train_length, *self.evaluation.lengths))
 
     @property
-    def max_extents(self) -> tuple[int, ...]:
-        """Positions met in training or evaluation along each axis."""
+    def frame(self) -> Frame:
+        """The positions of the task, at the lengths trained and evaluated on."""
         assert self.recipe.train_length is not None and self.evaluation.lengths is not None
-        return self.build_task().extents(max(self.recipe.train_length, *self.evaluation.lengths))
+        task = self.build_task()
+        longest = max(self.recipe.train_length, *self.evaluation.lengths)
+        return Frame(task.extents(self.recipe.train_length), task.extents(longest), task.digits)
 
     def build_task(self) -> Task:
         return build_task(self.task.model_dump())
 
+    def build_positions(self) -> Remap:
+        return build_positions(self.positions.model_dump(), self.frame)
+
     def build_encodings(self) -> list[Encoding]:
         """One module for all layers, or one a layer, on torch's default device; what they learn is not yet drawn."""
-        assert self.model.causal is not None and self.recipe.train_length is not None
-        task = self.build_task()
+        assert self.model.causal is not None
+        positions = self.build_positions()
         geometry = Geometry(
             dim=self.model.dim,
             heads=self.model.heads,
@@ -191,10 +210,10 @@ class Config(Section):
             train_length=self.train_tokens,
             max_length=self.max_tokens,
             causal=self.model.causal,
-            axes=task.axes,
-            train_extents=task.extents(self.recipe.train_length),
-            max_extents=self.max_extents,
-            digits=task.digits,
+            axes=positions.axes,
+            train_extents=positions.train_extents,
+            max_extents=positions.max_extents,
+            digits=positions.frame.digits,
         )
         return build_encodings(self.encoding.model_dump(), geometry)
 
@@ -207,13 +226,15 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     """
     errors = []
     completed = dict(raw)
-    for group in ("encoding", "task"):
+    for group in BASES:
         options = raw.get(group)
         if isinstance(options, Mapping) and {"name", "target"} <= options.keys():
             try:
                 completed[group] = complete(group, options)
             except ConfigError as error:
                 errors += error.errors
+                # What is wrong with the class, or that there is none, is said once.
+                completed[group] = {**options, **{key: options[key] or group for key in ("name", "target")}}
     completed["recipe"] = _warm_up_by_default(raw.get("recipe"))
     try:
         config = parse(completed)
@@ -337,25 +358,47 @@ def _refusal(task: Task, size: int) -> str | None:
 
 
 def _check_encoding(config: Config, task: Task) -> None:
-    """Raise ConfigError where the encoding cannot be built for the model, or does not fit it or the lengths."""
-    label = f"encoding={config.encoding.name}"
+    """Raise ConfigError where the positions cannot be had, or the encoding cannot be built for the model, or does not
+    fit it or the positions."""
+    label, remapped = f"encoding={config.encoding.name}", f"positions={config.positions.name}"
+    asked_by, had_by = ["evaluation.lengths", "recipe.train_length"], [f"task={config.task.name}"]
+    if config.positions != PLAIN:
+        asked_by.append(remapped)
+        had_by.append(remapped)
     with blamed_on(f"task={config.task.name}"):
-        longest = max(config.max_extents)
+        frame = config.frame
+    with blamed_on(remapped):
+        positions = build_positions(config.positions.model_dump(), frame)
+    longest = max(positions.max_extents)
     with blamed_on(label), _apart():
         encodings = config.build_encodings()
     errors = []
     if any(encoding.causal_only for encoding in encodings) and not config.model.causal:
         errors.append(f"{label}: has no meaning where a token sees later ones, but model.causal is false")
-    for axes in sorted({encoding.axes for encoding in encodings if encoding.axes is not None} - {task.axes}):
-        errors.append(f"{label}: takes {axes} axes of position, but task={config.task.name} has {task.axes}")
+    for axes in sorted({encoding.axes for encoding in encodings if encoding.axes is not None} - {positions.axes}):
+        errors.append(f"{label}: takes {axes} axes of position, but {' with '.join(had_by)} has {positions.axes}")
     reach = min((encoding.longest for encoding in encodings if encoding.longest is not None), default=longest)
     if reach < longest:
         errors.append(
-            f"{label}: has {reach} positions, but evaluation.lengths and recipe.train_length"
+            f"{label}: has {reach} positions, but {' and '.join(asked_by)}"
             f" ask for {longest} (make one larger, or the others smaller)"
         )
     if errors:
         raise ConfigError(*errors)
+    if positions.fractions:
+        with blamed_on(f"{remapped}: {label}"), _apart():
+            _try_fractions(config, task, encodings, positions.axes)
+
+
+@torch.no_grad()
+def _try_fractions(config: Config, task: Task, encodings: list[Encoding], axes: int) -> None:
+    """A forward pass at positions that are not whole: ValueError of an encoding that has no place for them."""
+    assert config.model.causal is not None
+    sizes = {"layers": config.model.layers, "dim": config.model.dim, "heads": config.model.heads}
+    model = Transformer(vocabulary=1, classes=1, causal=config.model.causal, encodings=encodings, **sizes)
+    model.reset_parameters(config.seed)
+    halves = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    model.eval()(torch.zeros(1, 3, dtype=torch.int64), halves[None, :, None].expand(1, 3, axes))
 
 
 @contextmanager

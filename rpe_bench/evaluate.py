@@ -56,13 +56,17 @@ def score(model: Transformer, batch: Batch, device: torch.device) -> tuple[Tenso
 
 
 def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tensor, chance: float) -> Scores:
-    """Tables of one length from per-token scores (all (B, T); loss is zero where not scored).
+    """Tables of one length from per-token scores: `scored` (B, T), loss and right (B, T) or, of N draws of positions,
+    (N, B, T); loss is zero where not scored. Every score is then the mean over the draws.
 
     Raises FloatingPointError where the mean loss is not a number: the weights are ruined, and no score means anything.
 
-    `exact_match` is the share of examples whose scored tokens are all right. Teacher-forced and free-running greedy
-    decoding agree on it: the first error comes at the same place, since everything before it is the same.
+    `exact_match` is the share of examples whose scored tokens are all right (in one draw). Teacher-forced and
+    free-running greedy decoding agree on it: the first error comes at the same place, since everything before it is the
+    same.
     """
+    exact_match = float((right | ~scored).all(-1).double().mean())
+    loss, right = (values.reshape(-1, *scored.shape).double().mean(0) for values in (loss, right))
     tokens = int(scored.sum())
     mean = float(loss.sum()) / tokens
     if math.isnan(mean):
@@ -74,7 +78,7 @@ def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tens
         "loss": mean,
         "perplexity": _exp(mean),
         "token_accuracy": float(right.sum()) / tokens,
-        "exact_match": float((right | ~scored).all(1).double().mean()),
+        "exact_match": exact_match,
     }
     scores = Scores(evaluation)
 

@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from rpe_bench.config import Config
-from rpe_bench.evaluate import score, summarise
+from rpe_bench.evaluate import Scores, score, summarise
 from rpe_bench.model import Transformer
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
-from rpe_bench.tasks.base import Task
+from rpe_bench.tasks.base import Batch, Task
 from rpe_bench.train import Progress, train, training_set
 
 
@@ -39,23 +39,32 @@ def build_model(config: Config) -> Transformer:
 def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
     """The rows of eval.csv, positions.csv, slices.csv and baselines.csv, and of training_set.csv if the task has one.
 
-    The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones.
+    The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones; and
+    so, with the number of the draw, do the positions that they are remapped to.
     """
     assert config.evaluation.lengths is not None and config.recipe.train_length is not None  # resolved
     longest = config.recipe.train_length
+    positions = config.build_positions()
+
+    def scores_of(batch: Batch, size: int) -> Scores:
+        key = (config.task.name, config.evaluation.seed, size)
+        draws = (stream("evaluation positions", *key, draw) for draw in range(positions.draws))
+        remapped = (replace(batch, positions=positions.evaluation(batch, rng)) for rng in draws)
+        losses, rights, scored = zip(*(score(model, given, device) for given in remapped), strict=True)
+        return summarise(size, batch, torch.stack(losses), torch.stack(rights), scored[0], task.chance(size))
+
     tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
     for size in config.evaluation.lengths:
         rng = stream("evaluation", config.task.name, config.evaluation.seed, size)
         batch = task.sample(rng, config.evaluation.examples, size)
-        scores = summarise(size, batch, *score(model, batch, device), task.chance(size))
+        scores = scores_of(batch, size)
         split = "train_lengths" if size <= longest else "extrapolation"
         tables["eval"].append(scores.evaluation | {"split": split})
         tables["positions"] += scores.positions
         tables["slices"] += scores.slices
         tables["baselines"].append(scores.baselines)
     if (examples := training_set(task, config.seed, longest)) is not None:
-        scores = summarise(longest, examples, *score(model, examples, device), task.chance(longest))
-        tables["training_set"] = [scores.evaluation]
+        tables["training_set"] = [scores_of(examples, longest).evaluation]
     return tables
 
 

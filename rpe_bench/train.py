@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from rpe_bench.config import Config, Recipe
 from rpe_bench.evaluate import loss_of
 from rpe_bench.model import Transformer
+from rpe_bench.positions.base import Remap
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import Batch, Task
 
@@ -19,11 +20,13 @@ class Data:
     """The training batch of each step: the same for every encoding under one seed.
 
     Fresh examples at every step, of one size for the whole batch, so that nothing is padded; or, for a task with a
-    finite training set, that set in a new order each epoch.
+    finite training set, that set in a new order each epoch. Positions are remapped anew at every step, by draws of a
+    stream of their own: the examples are the same under every remap.
     """
 
-    def __init__(self, task: Task, recipe: Recipe, seed: int) -> None:
+    def __init__(self, task: Task, positions: Remap, recipe: Recipe, seed: int) -> None:
         self.task = task
+        self.positions = positions
         self.seed = seed
         self.batch_size = recipe.batch_size
         assert recipe.train_length is not None
@@ -32,10 +35,14 @@ class Data:
         self.examples = training_set(task, seed, longest)
 
     def batch(self, step: int) -> Batch:
+        batch = self._examples(step)
+        return replace(batch, positions=self.positions.training(batch, stream("positions", self.seed, step)))
+
+    def _examples(self, step: int) -> Batch:
         if self.examples is not None:
             return self._from_set(self.examples, step)
         rng = stream("train", self.seed, step)
-        size = self.sizes[rng.integers(len(self.sizes))]
+        size = self.sizes[int(rng.integers(len(self.sizes)))]
         return self.task.sample(rng, self.batch_size, size)
 
     def _from_set(self, examples: Batch, step: int) -> Batch:
@@ -94,7 +101,7 @@ def train(
         FloatingPointError: the loss is no longer finite.
     """
     recipe = config.recipe
-    data = Data(task, recipe, config.seed)
+    data = Data(task, config.build_positions(), recipe, config.seed)
     optimiser = make_optimiser(model, recipe)
     model.train()
     parameters = list(model.parameters())

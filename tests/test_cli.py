@@ -76,14 +76,18 @@ def test_the_package_and_the_lists_import_no_torch() -> None:
 
 def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
     assert main(["list", "encodings"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == catalogue.choices("encoding")
-    assert "RoFormer" in next(line for line in lines if line.startswith("rope"))
+    head, *lines, blank, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "year", "changes", "learns", "options", "properties", "source"]
+    assert [line.split()[0] for line in lines] == catalogue.encodings()
+    assert "Su et al. 2021, arXiv 2104.09864" in next(line for line in lines if line.startswith("rope "))
+    assert (blank, last[:27]) == ("", "custom: a class of your own")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert "RoFormer" in next(line for line in lines if line.startswith("  rope "))
     assert [line for line in lines if not line.startswith(" ")] == [
         "encodings",
         "tasks",
+        "positions",
         "models",
         "recipes",
         "experiments",
@@ -97,13 +101,13 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: run, list, report)"),
-        ("rnu", "rnu: unknown command; did you mean run? (commands: run, list, report)"),
-        ("--foo", "--foo: unknown command (commands: run, list, report)"),
+        ("", "rpe-bench: needs a command (commands: run, list, properties, report)"),
+        ("rnu", "rnu: unknown command; did you mean run? (commands: run, list, properties, report)"),
+        ("--foo", "--foo: unknown command (commands: run, list, properties, report)"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"
-            " (choose from encodings, tasks, models, recipes, experiments)",
+            " (choose from encodings, tasks, positions, models, recipes, experiments)",
         ),
         ("report --uot x", "unrecognized arguments: --uot (see rpe-bench --help)"),
         ("run --multrun", "--multrun: unknown flag; did you mean --multirun? (flags: "),
@@ -115,8 +119,8 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run rope", "rope: is no override, which reads key=value"),
         ("run =rope", "=rope: is no override, which reads key=value"),
         ("run recipe.lr=[1", "recipe.lr=[1: cannot be read: "),
-        ("run task=cpy", "task=cpy: no such task; did you mean copy? (choose from adjacency"),
-        ("run task=3", "task=3: no such task (choose from adjacency"),
+        ("run task=cpy", "task=cpy: no such task; did you mean copy? (choose from addition"),
+        ("run task=3", "task=3: no such task (choose from addition"),
         ("run task=[copy,retrieval]", "task=[copy,retrieval]: a run has one task"),
         ("run tsk=copy", "tsk=copy: unknown key; did you mean task?"),
         ("run +seeed=3", "seeed=3: unknown key; did you mean seed?"),
@@ -140,7 +144,21 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run +recipe.name=foo", "recipe.name: is the id of the choice, which is made by recipe=ID"),
         ("run logger.project=é", """logger.project=é: cannot be read; quote it: 'logger.project="é"'"""),
         ("run --shell-completion", "--shell-completion: Expecting one subcommand"),
-        ("run -m encoding=glob(x*)", "encoding=glob(x*): matches no encoding (choose from alibi"),
+        (
+            "run encoding=custom",
+            "encoding=custom: needs encoding.target, the dotted path of your class, such as my_pack",
+        ),
+        ("run encoding=custom encoding.wide=3", "encoding=custom: needs encoding.target"),
+        ("run encoding=custom encoding.target=nowhere.X", "encoding.target=nowhere.X: there is no module nowhere"),
+        (
+            "run encoding=custom encoding.target=rpe_bench.encodings.rope.RoPE encoding.bse=3",
+            "encoding.bse=3: unknown key",
+        ),
+        (
+            "run -m encoding=rope,custom encoding.target=a.B",
+            "encoding.target: is one encoding's, but encoding=rope,custom",
+        ),
+        ("run -m encoding=glob(zz*)", "encoding=glob(zz*): matches no encoding (choose from alibi"),
         ("run -m tsk=1 seed=0,1", "all 2 jobs: tsk=1: unknown key; did you mean task?"),
         ("run +experiment=none", "experiment=none: no such experiment"),
         ("run recipe.steps=-5", "recipe.steps=-5: must be at least 1"),
@@ -276,6 +294,80 @@ def test_a_parameter_that_the_yaml_does_not_list_needs_no_plus(
     assert [config.encoding.model_dump()["width"] for config in executed] == [3, 4, 5]
 
 
+@pytest.fixture
+def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of a user's own in the current directory."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text(
+        "from rpe_bench.encodings.base import Encoding\n"
+        "class MyEncoding(Encoding):\n"
+        "    def __init__(self, geometry, width: int, loud: bool = False):\n"
+        "        super().__init__(geometry)\n"
+        "class Other(Encoding):\n"
+        "    pass\n"
+        "class t5(Encoding):\n"
+        "    pass\n"
+    )
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+
+
+CUSTOM = ["run", "encoding=custom", "logger=csv"]
+
+
+def test_a_class_of_ones_own_runs_under_its_own_name(executed: list[Config], my_package: None) -> None:
+    mine = [*CUSTOM, "encoding.target=my_package.MyEncoding"]
+    assert main([*mine, "encoding.width=3"]) == 0
+    assert main([*mine, "encoding.width=4", "encoding.name=wide"]) == 0
+    assert main([*CUSTOM, "encoding.target=my_package.Other"]) == 0
+    assert main([*CUSTOM, "encoding.target=my_package.t5", "encoding.name=small_t5"]) == 0
+    target = "my_package.MyEncoding"
+    assert [config.encoding.model_dump() for config in executed] == [
+        {"name": "MyEncoding", "target": target, "width": 3, "loud": False},
+        {"name": "wide", "target": target, "width": 4, "loud": False},
+        {"name": "Other", "target": "my_package.Other"},
+        {"name": "small_t5", "target": "my_package.t5"},
+    ]
+    assert [config.run_id.split("-")[1] for config in executed] == ["MyEncoding", "wide", "Other", "small_t5"]
+
+
+def test_classes_of_ones_own_make_a_sweep(executed: list[Config], my_package: None) -> None:
+    sweep = [*CUSTOM, "-m", "encoding.target=my_package.MyEncoding", "encoding.width=3,4", "hydra/launcher=basic"]
+    main(sweep)
+    assert [(c.encoding.name, c.encoding.model_dump()["width"]) for c in executed] == [
+        ("MyEncoding", 3),
+        ("MyEncoding", 4),
+    ]
+    main([*CUSTOM, "-m", "encoding.target=my_package.Other,rpe_bench.encodings.nope.NoPE", "hydra/launcher=basic"])
+    assert [config.encoding.name for config in executed[2:]] == ["Other", "NoPE"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("MyEncoding", ["encoding.width: is missing: encoding=MyEncoding has no default for it"]),
+        ("MyEncoding encoding.width=x", ["encoding.width=x: must be an integer"]),
+        (
+            "MyEncoding encoding.width=3 encoding.lout=true",
+            ["encoding.lout=true: unknown key; did you mean encoding.loud? (keys of encoding=MyEncoding: width, loud)"],
+        ),
+        ("MyEncodin", ["encoding.target=my_package.MyEncodin: my_package has no MyEncodin; did you mean MyEncoding?"]),
+        ("t5", ["encoding.target=my_package.t5: has the name of encoding=t5; give it encoding.name too"]),
+        ("Other encoding.name=[x]", ["encoding.name=[x]: must be text"]),
+    ],
+)
+def test_what_is_wrong_with_a_class_of_ones_own_is_one_line(
+    capsys: Capture, executed: list[Config], my_package: None, arguments: str, said: list[str]
+) -> None:
+    assert refused(capsys, *CUSTOM, *f"encoding.target=my_package.{arguments}".split()) == said
+    assert not executed
+
+
+def test_a_pattern_of_encodings_leaves_out_the_one_that_waits_for_a_class(executed: list[Config]) -> None:
+    assert "custom" in catalogue.choices("encoding")
+    main(["run", "-m", "encoding=glob([cope,cust*,alibi])", "logger=csv", "hydra/launcher=basic"])
+    assert [config.encoding.name for config in executed] == ["alibi", "cope"]
+
+
 def test_flags_may_stand_anywhere(executed: list[Config]) -> None:
     main(["run", "encoding=rope,alibi", "hydra/launcher=basic", "--multirun", "seed=0,1", "logger=csv"])
     assert [(config.encoding.name, config.seed) for config in executed] == [
@@ -344,7 +436,7 @@ def test_hydras_own_flags(capsys: Capture, tmp_path: Path, executed: list[Config
         main(["run", "--help"])
     assert not ended.value.code
     shown = capsys.readouterr().out
-    assert "encoding: alibi, learned" in shown and "batch_size: 64" in shown
+    assert "encoding: alibi, " in shown and "batch_size: 64" in shown
     assert main(["run", "--info", "searchpath"]) == 0
     assert not executed
     assert list(tmp_path.iterdir()) == []

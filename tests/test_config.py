@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from support import encodings_for
 
 from rpe_bench import catalogue, make_encoding, make_task
 from rpe_bench.config import Config, ConfigError, resolve
@@ -80,8 +81,7 @@ def test_a_config_reads_back_from_a_file(make_config: MakeConfig, tmp_path: Path
     assert Config.load(tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("encoding", catalogue.choices("encoding"))
-@pytest.mark.parametrize("task", catalogue.choices("task"))
+@pytest.mark.parametrize("task, encoding", [(t, e) for t in catalogue.choices("task") for e in encodings_for(t)])
 def test_every_encoding_goes_with_every_task(make_config: MakeConfig, task: str, encoding: str) -> None:
     config = make_config(task, encoding, {"evaluation.multiples": [0.5, 1, 1.25, 1.5, 2, 4, 8]})
     assert (config.task.name, config.encoding.name) == (task, encoding)
@@ -91,7 +91,7 @@ def test_every_encoding_goes_with_every_task(make_config: MakeConfig, task: str,
 def test_a_choice_is_named_by_its_file(group: str) -> None:
     for name in catalogue.choices(group):
         if group != "experiment":
-            assert catalogue.read(group, name)["name"] == name
+            assert catalogue.read(group, name)["name"] == (None if name == "custom" else name)
         assert catalogue.summary(group, name)
 
 
@@ -120,6 +120,8 @@ OTHER = {
     "task.name": "other",
     "task.target": "twins.Task",
     "task.types": 5,
+    "positions.name": "other",
+    "positions.target": "twins.Positions",
     "model.name": "other",
     "model.layers": 3,
     "model.dim": 32,
@@ -152,6 +154,7 @@ def twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "twins.py").write_text(
         "from rpe_bench.encodings.relative_bias import RelativeBias as Encoding\n"
         "from rpe_bench.tasks.adjacency import Adjacency as Task\n"
+        "from rpe_bench.positions.plain import Plain as Positions\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "twins", raising=False)
@@ -201,6 +204,21 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
     assert config.run_dir == tmp_path / "results" / "runs" / config.run_id
 
 
+def test_a_choice_that_came_later_leaves_the_ids_of_earlier_runs(make_config: MakeConfig) -> None:
+    """A run is found finished by the command that made it."""
+    config = make_config("retrieval", "nope")
+    assert config.run_id == "retrieval-nope-quick-s0-03b7ab78"
+    raw = config.as_dict()
+    assert raw.pop("positions") == {"name": "plain", "target": "rpe_bench.positions.plain.Plain"}
+    assert resolve(raw) == config
+
+
+def test_published_runs_still_have_their_ids() -> None:
+    paths = sorted((Path(__file__).parents[1] / "results").glob("*/runs/*/config.yaml"))
+    assert len(paths) >= 168
+    assert [path.parent.name for path in paths if Config.load(path).run_id != path.parent.name] == []
+
+
 # What is refused
 
 
@@ -237,7 +255,8 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
             "rope",
             {"steps": 3},
             "steps=3: unknown key; did you mean recipe.steps?"
-            " (keys: seed, device, threads, results_dir, encoding, task, model, recipe, evaluation, logger, sweep)",
+            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation, logger,"
+            " sweep)",
         ),
         (
             "copy",
@@ -250,14 +269,15 @@ def test_a_run_id_says_what_the_run_is(make_config: MakeConfig, tmp_path: Path) 
             "copy",
             "rope",
             {"sed": 3},
-            "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task, model,"
-            " recipe, evaluation, logger, sweep)",
+            "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task,"
+            " positions, model, recipe, evaluation, logger, sweep)",
         ),
         (
             "copy",
             "rope",
             {"encoding.bse": 5},
-            "encoding.bse=5: unknown key; did you mean encoding.base? (keys of encoding=rope: base, layout)",
+            "encoding.bse=5: unknown key; did you mean encoding.base?"
+            " (keys of encoding=rope: base, layout, rotary, proportion, scaling)",
         ),
         ("copy", "rope", {"encoding.base": "big"}, "encoding.base=big: must be a number"),
         ("copy", "learned", {"encoding.size": "big"}, "encoding.size=big: must be an integer or null"),
@@ -321,7 +341,7 @@ def test_what_is_wrong_is_said_in_one_line(
     ("encoding", "overrides", "named"),
     [
         ("rope", {"model.dim": 18}, ["encoding=rope", "18", "2", "odd"]),
-        ("learned", {"encoding.size": 20}, ["encoding=learned", "20 tokens", "65", "evaluation.lengths"]),
+        ("learned", {"encoding.size": 20}, ["encoding=learned", "20 positions", "65", "evaluation.lengths"]),
         ("rope", {"encoding.layout": "haf"}, ["encoding=rope", "haf", "half"]),
     ],
 )
@@ -332,6 +352,63 @@ def test_an_encoding_that_does_not_fit_is_refused(
         make_config("copy", encoding, {"evaluation.multiples": [1, 2]} | overrides)
     [line] = error.value.errors
     assert all(word in line for word in named)
+
+
+POSITIONS = [
+    ("copy", "rope", "randomised", {"range": 64}, "positions=randomised: range=64 is too small: 65 different"),
+    ("copy", "rope", "randomised", {"rnge": 64}, "positions.rnge=64: unknown key; did you mean positions.range?"),
+    ("copy", "rope", "randomised", {"range": "x"}, "positions.range=x: must be an integer"),
+    ("copy", "rope", "plain", {"range": 99}, "positions.range=99: unknown key (keys of positions=plain: none)"),
+    ("copy", "rope", "offset", {"most": -1}, "positions=offset: most=-1 must not be negative"),
+    ("copy", "rope", "abacus", {}, "positions=abacus: counts the digits of numbers, but the task has none"),
+    ("copy", "rope", "raster", {}, "positions=raster: puts a grid in a line, but the task's positions have 1 axis"),
+    ("copy", "relative_bias", "interpolated", {}, "positions=interpolated: encoding=relative_bias: a learned table"),
+    ("copy", "learned", "interpolated", {}, "positions=interpolated: encoding=learned: a learned table has rows"),
+    ("copy", "rope", "plain", {"target": "pathlib.Path"}, "positions.target=pathlib.Path: is not a subclass of"),
+    (
+        "grid_lookup",
+        "rope",
+        "offset",
+        {},
+        "encoding=rope: takes 1 axes of position, but task=grid_lookup with positions=offset has 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "encoding", "positions", "parameters", "said"), POSITIONS)
+def test_positions_that_do_not_fit_are_refused(
+    make_config: MakeConfig, task: str, encoding: str, positions: str, parameters: dict[str, Any], said: str
+) -> None:
+    options = catalogue.read("positions", positions) | parameters
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError) as error:
+        make_config(task, encoding, {"positions": options})
+    [line] = error.value.errors
+    assert line.startswith(said)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_table_is_made_for_the_positions_that_it_meets(make_config: MakeConfig) -> None:
+    def rows(positions: str, **parameters: Any) -> int:
+        options = catalogue.read("positions", positions) | parameters
+        return len(make_config("addition", "learned", {"positions": options}).build_encodings()[0].table_LD)
+
+    assert rows("plain") == 62
+    assert rows("randomised", range=300) == 300
+    assert rows("offset", most=100) == 132
+    assert rows("abacus") == 132
+    options = catalogue.read("positions", "randomised")
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", "learned", {"positions": options, "encoding.size": 100})
+    assert error.value.errors == [
+        "encoding=learned: has 100 positions, but evaluation.lengths and recipe.train_length and positions=randomised"
+        " ask for 2048 (make one larger, or the others smaller)"
+    ]
+
+
+def test_an_encoding_of_text_serves_a_grid_in_a_line(make_config: MakeConfig) -> None:
+    config = make_config("grid_lookup", "rope", {"positions": catalogue.read("positions", "raster")})
+    assert config.build_encodings()[0].geometry.axes == 1
 
 
 def test_all_that_is_wrong_is_said_at_once(make_config: MakeConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import encodings_for
 from torch import Tensor, nn
 
 from rpe_bench import catalogue, evaluate
@@ -177,7 +178,7 @@ def captured(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Batc
 
 def test_all_runs_meet_the_same_examples(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = captured(make_config("copy", "rope"), monkeypatch)
-    for encoding in catalogue.choices("encoding"):
+    for encoding in encodings_for("copy"):
         keys = {"seed": 5, "recipe.batch_size": 3, "evaluation.multiples": [0.5, 2, 1, 1]}
         again, _ = captured(make_config("copy", encoding, keys), monkeypatch)
         assert all(torch.equal(one.tokens_BT, other.tokens_BT) for one, other in zip(first, again, strict=True))
@@ -198,6 +199,63 @@ def test_rows_of_a_run(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
         counts[row["length"]] += row["examples"]
     assert counts == {9: 32, 48: 32, 49: 32}
     assert "training_set" not in tables
+
+
+def test_scores_are_means_over_the_draws_of_positions(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the loss, the accuracy and the share of examples that are right throughout; nothing is counted twice."""
+    options = {"positions": catalogue.read("positions", "randomised") | {"draws": 3, "range": 300}}
+    sizes = {"evaluation.lengths": [4, 20], "evaluation.examples": 400, "task.types": 2}
+    config = make_config("copy", "learned", options | sizes)
+    batches, tables = captured(config, monkeypatch)
+    model = build_model(config)
+    assert len(batches) == 2 * 3
+    for number, size in enumerate((4, 20)):
+        drawn = batches[3 * number : 3 * number + 3]
+        assert len({tuple(batch.positions.tolist()) for batch in drawn}) == 3
+        assert all(torch.equal(batch.tokens_BT, drawn[0].tokens_BT) for batch in drawn)
+        single = [summarise(size, batch, *score(model, batch, CPU), chance=0.5) for batch in drawn]
+        assert len({scores.evaluation["loss"] for scores in single}) == 3
+        row = tables["eval"][number]
+        assert (row["examples"], row["tokens"]) == (400, 400 * size)
+        for key in ("loss", "token_accuracy", "exact_match"):
+            expected = np.mean([scores.evaluation[key] for scores in single])
+            assert row[key] == pytest.approx(expected, rel=1e-12), key
+        assert row["perplexity"] == pytest.approx(math.exp(row["loss"]), rel=1e-12)
+        positions = [row for row in tables["positions"] if row["length"] == size]
+        for place, row in enumerate(positions):
+            of_place = [scores.positions[place] for scores in single]
+            # The index in the sequence, whatever position it was said to have.
+            assert (row["position"], row["tokens"]) == (of_place[0]["position"], 400) == (size + 1 + place, 400)
+            assert row["accuracy"] == pytest.approx(np.mean([one["accuracy"] for one in of_place]), rel=1e-12)
+    assert 0 < tables["eval"][0]["exact_match"] < 1
+
+
+def test_a_draw_that_is_all_wrong_halves_the_scores() -> None:
+    batch, model = made_up(), Lookup()
+    loss, right, scored = score(model, batch, CPU)
+    alone = summarise(6, batch, loss, right, scored, 0.25)
+    worse = summarise(6, batch, torch.stack((loss, 3 * loss)), torch.stack((right, right & False)), scored, 0.25)
+    for key in ("token_accuracy", "exact_match"):
+        assert worse.evaluation[key] == pytest.approx(alone.evaluation[key] / 2) and alone.evaluation[key] > 0
+    for one, both in zip(alone.slices, worse.slices, strict=True):
+        assert both["loss"] == pytest.approx(2 * one["loss"]) and both["accuracy"] == pytest.approx(one["accuracy"] / 2)
+        assert (both["examples"], both["tokens"]) == (one["examples"], one["tokens"])
+
+
+@pytest.mark.parametrize(("task", "positions"), [("copy", "randomised"), ("addition", "abacus"), ("copy", "offset")])
+def test_all_runs_are_evaluated_at_the_same_positions(
+    make_config, monkeypatch: pytest.MonkeyPatch, task: str, positions: str
+) -> None:
+    options = {"positions": catalogue.read("positions", positions)}
+    if positions == "offset":
+        options["positions"]["evaluated"] = 7
+    first, _ = captured(make_config(task, "rope", options), monkeypatch)
+    keys = {"seed": 5, "recipe.batch_size": 3}
+    again, _ = captured(make_config(task, "learned", options | keys), monkeypatch)
+    assert first and all(torch.equal(one.positions, two.positions) for one, two in zip(first, again, strict=True))
+    if positions == "randomised":
+        other, _ = captured(make_config(task, "rope", options | {"evaluation.seed": 1}), monkeypatch)
+        assert not any(torch.equal(one.positions, two.positions) for one, two in zip(first, other, strict=True))
 
 
 def test_a_finite_training_set_is_scored_too(make_config, monkeypatch: pytest.MonkeyPatch) -> None:

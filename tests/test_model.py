@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
+from support import encodings_for
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from rpe_bench import catalogue
 from rpe_bench.components import make_encoding
 from rpe_bench.encodings.base import Context, Encoding, Geometry
 from rpe_bench.model import Transformer
@@ -32,9 +32,9 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("task", ["copy", "adjacency_tutorial"])  # a decoder and an encoder
+@pytest.mark.parametrize("task", ["copy", "adjacency_tutorial", "grid_lookup"])
 def test_every_encoding_starts_from_the_same_trunk(make_config, task: str) -> None:
-    first, *others = (build_model(make_config(task, name)) for name in catalogue.choices("encoding"))
+    first, *others = (build_model(make_config(task, name)) for name in encodings_for(task))
     assert all(same(trunk(first), trunk(other)) for other in others)
 
 
@@ -61,7 +61,7 @@ def test_what_the_encoding_draws_does_not_reach_the_trunk() -> None:
     assert same(trunk(plain), trunk(greedy))
 
 
-@pytest.mark.parametrize("name", catalogue.choices("encoding"))
+@pytest.mark.parametrize("name", encodings_for("copy"))
 def test_the_trunk_does_not_reach_what_the_encoding_draws(make_config, name: str) -> None:
     config = make_config("copy", name, {"seed": 3, "model.layers": 3})
     sizes = {"dim": 16, "heads": 2, "train_length": 33, "max_length": 65, "causal": True}

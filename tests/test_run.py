@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from rpe_bench import catalogue
 from rpe_bench.config import Config
 from rpe_bench.run import build_model, evaluate, execute
 
@@ -45,6 +46,26 @@ def test_the_same_run_twice_gives_the_same_bytes(make_config, tmp_path: Path, ta
         assert memorised[0].read_bytes() == memorised[1].read_bytes()
     one, other = ([row | {"tokens_per_second": ""} for row in rows(config, "train")] for config in configs)
     assert one == other
+
+
+@pytest.mark.parametrize(
+    ("task", "encoding", "positions"),
+    [("copy", "alibi", "randomised"), ("addition", "learned", "abacus"), ("grid_lookup", "rope", "raster")],
+)
+def test_a_run_at_remapped_positions(
+    make_config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, encoding: str, positions: str
+) -> None:
+    """Chunks of evaluation are of examples; each goes with its positions."""
+    options = {"positions": catalogue.read("positions", positions)}
+    tables = []
+    for place, at_once in (("here", 2**14), ("there", 200)):
+        monkeypatch.setattr("rpe_bench.evaluate.TOKENS_AT_ONCE", at_once)
+        config = make_config(task, encoding, options | {"results_dir": str(tmp_path / place)})
+        execute(config)
+        tables.append([(config.run_dir / f"{table}.csv").read_bytes() for table in ("eval", "positions", "slices")])
+    assert tables[0] == tables[1]
+    assert yaml.safe_load((config.run_dir / "config.yaml").read_text())["positions"]["name"] == positions
+    assert Config.load(config.run_dir / "config.yaml") == config
 
 
 def test_global_generators_are_left_alone(make_config) -> None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from support import encodings_for
 
 from rpe_bench import catalogue
 from rpe_bench.config import Config
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def data_of(config: Config) -> Data:
-    return Data(config.build_task(), config.recipe, config.seed)
+    return Data(config.build_task(), config.build_positions(), config.recipe, config.seed)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -72,12 +73,12 @@ def test_fixed_sizes(make_config) -> None:
 
 @pytest.mark.parametrize("task", catalogue.choices("task"))
 def test_batches_are_a_function_of_seed_and_step(make_config, task: str) -> None:
-    config = make_config(task)
+    config = make_config(task, "nope")
     forwards, backwards = data_of(config), data_of(config)
     later = {step: backwards.batch(step) for step in reversed(range(6))}
     assert all(same(forwards.batch(step), later[step]) for step in range(6))
     assert not any(same(one, other) for one, other in pairwise(later.values()))
-    assert not same(later[0], data_of(make_config(task, overrides={"seed": 1})).batch(0))
+    assert not same(later[0], data_of(make_config(task, "nope", overrides={"seed": 1})).batch(0))
 
 
 def test_streams_are_the_same_in_every_process() -> None:
@@ -90,7 +91,7 @@ def test_streams_are_the_same_in_every_process() -> None:
 
 def test_two_encodings_see_the_same_batches(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Batch]] = {}
-    for name in catalogue.choices("encoding"):
+    for name in encodings_for("retrieval"):
         seen[name] = []
 
         def spy(model: Transformer, batch: Batch, name: str = name) -> torch.Tensor:
@@ -103,6 +104,43 @@ def test_two_encodings_see_the_same_batches(make_config, monkeypatch: pytest.Mon
     assert len(first) == 4
     for other in others:
         assert all(same(a, b) for a, b in zip(first, other, strict=True))
+
+
+POSITIONS = [("copy", "randomised"), ("copy", "offset"), ("addition", "abacus"), ("adjacency_tutorial", "randomised")]
+
+
+@pytest.mark.parametrize(("task", "positions"), POSITIONS)
+def test_positions_are_a_function_of_seed_and_step_alone(make_config, task: str, positions: str) -> None:
+    """Not of the encoding, nor of the steps before; and the examples are those that plain positions come with."""
+    options = {"positions": catalogue.read("positions", positions)}
+    data = {name: data_of(make_config(task, name, options)) for name in ("nope", "learned")}
+    other, plain = data_of(make_config(task, "nope", options | {"seed": 1})), data_of(make_config(task, "nope"))
+    later = {step: data["learned"].batch(step).positions for step in reversed(range(6))}
+    drawn = set()
+    for step in range(6):
+        batch = data["nope"].batch(step)
+        assert batch.positions is not None and torch.equal(batch.positions, later[step])
+        assert same(batch, plain.batch(step)) and plain.batch(step).positions is None
+        drawn |= {tuple(batch.positions.flatten()[:20].tolist())}
+    assert len(drawn) == 6
+    assert not torch.equal(later[0], other.batch(0).positions)
+
+
+def test_the_model_is_trained_at_the_positions_drawn(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("copy", "rope", {"positions": catalogue.read("positions", "randomised")})
+    seen: list[Batch] = []
+
+    def spy(model: Transformer, batch: Batch) -> torch.Tensor:
+        seen.append(batch)
+        return loss_of(model, batch)
+
+    monkeypatch.setattr("rpe_bench.train.loss_of", spy)
+    trained(config)
+    data = data_of(config)
+    assert len(seen) == 4
+    for step, batch in enumerate(seen):
+        assert torch.equal(batch.positions, data.batch(step).positions)
+        assert torch.equal(batch.positions, config.build_positions().training(batch, stream("positions", 0, step)))
 
 
 def test_an_epoch_visits_each_example_of_a_finite_set_once(make_config) -> None:
@@ -130,7 +168,7 @@ def test_an_epoch_visits_each_example_of_a_finite_set_once(make_config) -> None:
 
 
 def test_weight_decay_is_for_matrices_of_the_trunk(make_config) -> None:
-    for name in catalogue.choices("encoding"):
+    for name in encodings_for("copy"):
         model = build_model(make_config("copy", name))
         optimiser = make_optimiser(model, make_config(overrides={"recipe.weight_decay": 0.3}).recipe)
         decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}

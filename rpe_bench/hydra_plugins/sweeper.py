@@ -9,6 +9,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -99,6 +100,9 @@ class ResumingSweeper(BasicSweeper):
                     problem = f"matches no {override.key_or_group} (choose from {known})"
                 raise ConfigError(f"{plain(str(override.input_line))}: {problem}")
         [combinations] = self.split_arguments(overrides, max_batch_size=None)
+        if any(o.key_or_group == "encoding" and o.value_type is ValueType.GLOB_CHOICE_SWEEP for o in overrides):
+            # A pattern means all that there are; `custom` is one only with a class of the user's.
+            combinations = [combination for combination in combinations if "encoding=custom" not in combination]
         return combinations
 
     def _resolve(self, overrides: list[str]) -> Any:

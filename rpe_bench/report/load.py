@@ -42,6 +42,9 @@ EXECUTION = {"device", "threads"}
 INT64 = range(-(2**63), 2**63)
 """What a column of integers can hold; JSON, YAML and Python know no such limit."""
 
+IMPLIED = {"positions.name": "plain", "positions.target": "rpe_bench.positions.plain.Plain"}
+"""What the config of a run means that was made before there was a choice."""
+
 DERIVED = {"evaluation.lengths": "recipe.train_length"}
 """Key -> the key that it usually follows from, and then is not shown beside."""
 
@@ -64,8 +67,8 @@ class Results:
     baselines    KEYS, the columns of baselines.csv and ratio
 
     `task_label` names what may share a panel: the task, and behind it whatever else about task, model, recipe or
-    evaluation differs among its runs. `encoding_label` names what is one line there, in the same way. Runs with both
-    labels the same differ in their seed alone.
+    evaluation differs among its runs. `encoding_label` names what is one line there, the encoding and the positions it
+    was given, in the same way. Runs with both labels the same differ in their seed alone.
     """
 
     runs: pd.DataFrame
@@ -158,7 +161,7 @@ def _read(directory: Path) -> _Run:
         if path.exists() or record["status"] == "finished":
             # The C loader is ten times as fast, and in every wheel of PyYAML.
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            run.config = flatten(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
+            run.config = IMPLIED | flatten(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
         if record["status"] == "finished":
             _check_keys(run)
             for name, columns in TABLES.items():
@@ -279,8 +282,15 @@ def _label(runs: list[_Run]) -> None:
     for task in _grouped(runs, lambda run: run.config["task.name"]):
         for run, variant in zip(task, variants([_part(run, _about_task) for run in task]), strict=True):
             run.task_label = labelled(run.config["task.name"], variant)
+    # Over all encodings: beside the bare name of one that was given plain positions, no other may stand for randomised.
+    by_positions = variants([_part(run, _about_positions) for run in runs])
+    positions = {run.directory: variant for run, variant in zip(runs, by_positions, strict=True)}
     for encoding in _grouped(runs, lambda run: run.config["encoding.name"]):
-        parts = variants([_part(run, _about_encoding) for run in encoding])
+        by_encoding = variants([_part(run, _about_encoding) for run in encoding])
+        parts = [
+            ", ".join(text for text in (part, positions[run.directory]) if text)
+            for run, part in zip(encoding, by_encoding, strict=True)
+        ]
         # Device and threads are asked only where the rest leaves one seed in twice.
         execution = {run.directory: "" for run in encoding}
         for line in _grouped(list(zip(encoding, parts, strict=True)), lambda pair: (pair[0].task_label, pair[1])):
@@ -300,7 +310,8 @@ def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """What sets each flat configuration apart from the others: "" or such as "combine=concatenate, causal=False".
 
     Equal texts mean equal configurations. Of keys that differ, one that follows from the section's name (`model.dim`
-    from `model.name`) isn't shown, and a key is shown by its last part where that is clear.
+    from `model.name`) isn't shown, nor one that only choices of another name have, and a key is shown by its last part
+    where that is clear.
     """
 
     def values(key: str) -> list[str]:
@@ -320,7 +331,16 @@ def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
     )
     short = {key: key.removesuffix(".name").split(".")[-1] for key in shown}
     names = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
-    return [", ".join(f"{names[key]}={config.get(key, 'unset')}" for key in shown) for config in configs]
+
+    def belongs(key: str, config: Mapping[str, str]) -> bool:
+        """Whether it is for this choice of a section to have the key, rather than for one of another name."""
+        by = f"{key.split('.')[0]}.name"
+        return by not in differing or any(key in other for other in configs if other.get(by) == config.get(by))
+
+    return [
+        ", ".join(f"{names[key]}={config.get(key, 'unset')}" for key in shown if belongs(key, config))
+        for config in configs
+    ]
 
 
 def labelled(name: str, variant: str) -> str:
@@ -359,10 +379,15 @@ def _about_encoding(key: str) -> bool:
     return key.startswith("encoding.")
 
 
+def _about_positions(key: str) -> bool:
+    return key.startswith("positions.")
+
+
 def _about_task(key: str) -> bool:
-    """Everything that isn't the encoding and could change a number, so that a key of the future sets runs apart too."""
+    """Everything else that could change a number, so that a key of the future sets runs apart too."""
     unimportant = NOT_COMPARED | EXECUTION
-    return not _about_encoding(key) and key not in unimportant and key.split(".")[0] not in unimportant
+    by_line = _about_encoding(key) or _about_positions(key)
+    return not by_line and key not in unimportant and key.split(".")[0] not in unimportant
 
 
 def _grouped(items: list[_T], key: Callable[[_T], object]) -> list[list[_T]]:

@@ -4,7 +4,7 @@ Shapes: B examples, T tokens, A axes of position, P positions read together.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,7 +22,8 @@ class Batch:
     tokens_BT   int64 in [0, vocabulary)
     targets_BT  int64 in [0, classes), or IGNORE where nothing is asked; the target at t is read at position t (a causal
                 task has shifted it already)
-    positions   None for text, that is 0..T-1; or (B, T, A) integers, one column an axis, for a grid
+    positions   None for text, that is 0..T-1; or (B, T, A) integers, one column an axis, for a grid. Remapped, they may
+                also be (T,) or (B, T), and float64
     slices      name -> (B,) integers that accuracy is also reported by, such as the distance to be bridged
     readout_BP  None; or P positions an example whose logits are summed to give its one answer: targets are then (B, 1)
     """
@@ -49,7 +50,9 @@ class Batch:
 
     def rows(self, part: slice | torch.Tensor) -> "Batch":
         """Some of the examples, by a slice or by their indices."""
-        positions = None if self.positions is None else self.positions[part]
+        positions = self.positions
+        if positions is not None and positions.dim() > 1:
+            positions = positions[part]
         readout = None if self.readout_BP is None else self.readout_BP[part]
         slices = {name: values[part] for name, values in self.slices.items()}
         return Batch(self.tokens_BT[part], self.targets_BT[part], positions, slices, readout)
@@ -77,6 +80,8 @@ class Task(ABC):
     """Columns of a position: 1 for text, 2 for a grid."""
     causal: ClassVar[bool | None]
     """True: needs a decoder. False: needs an encoder. None: works in both, a decoder by default."""
+    neutral: ClassVar[Mapping[str, object]] = {}
+    """As of an encoding: options added later, at the value that leaves all as it was."""
     digits: tuple[int, ...] = ()
     """The token ids that are digits of numbers, where it has any."""
     training_examples: int | None = None

@@ -63,6 +63,29 @@ def test_configurations_are_never_mixed(fabricate):
     assert (lines.nunique() == lines.size()).all()
 
 
+def test_positions_set_lines_apart(fabricate):
+    """Not panels; and a run from before there was a choice had plain ones."""
+    plain = {"name": "plain", "target": "rpe_bench.positions.plain.Plain"}
+    drawn = {"name": "randomised", "target": "rpe_bench.positions.randomised.Randomised", "range": 512}
+    fabricate("copy", "rope", 0)
+    fabricate("copy", "rope", 1, config={"positions": plain})
+    run = fabricate("copy", "alibi", 0, config={"positions": plain})
+    assert load_results(run.parents[1]).encoding_labels == ["alibi", "rope"]
+    fabricate("copy", "rope", 0, config={"positions": drawn})
+    fabricate("copy", "t5", 0, config={"positions": drawn})
+    results = load_results(run.parents[1])
+    assert results.task_labels == ["copy"]
+    assert results.encoding_labels == [
+        "alibi (positions=plain)",
+        "rope (positions=plain)",
+        "rope (positions=randomised)",
+        "t5 (positions=randomised)",
+    ]
+    fabricate("copy", "t5", 0, config={"positions": drawn | {"range": 1024}})
+    labels = load_results(run.parents[1]).encoding_labels
+    assert labels[0] == "alibi (positions=plain)" and labels[-1] == "t5 (positions=randomised, range=1024)"
+
+
 def test_a_seed_that_would_count_twice_is_separated_by_device_or_is_a_duplicate(fabricate):
     run = fabricate("copy", "rope", 0)
     fabricate("copy", "rope", 0, config={"device": "cuda"})

@@ -46,7 +46,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 def test_a_batch_is_what_it_says(task: Task) -> None:
-    for size in (task.min_size, task.min_size + 1, task.default_train_length, 8 * task.default_train_length):
+    for size in (*task.sizes(task.default_train_length)[:2], task.default_train_length, 8 * task.default_train_length):
         batch = task.sample(stream("test", size), 7, size)
         assert len(batch) == 7
         assert batch.tokens_BT.shape == (7, task.length(size))
@@ -108,9 +108,10 @@ def test_declarations(task: Task) -> None:
     assert 0 < task.chance(task.default_train_length) < 1
 
 
-def test_one_type_is_refused(task: Task) -> None:
-    with pytest.raises(ValueError, match="^types must be at least 2, got 1$"):
-        type(task)(types=1)
+def test_one_answer_is_refused(task: Task) -> None:
+    option = next(name for name in ("types", "base") if name in inspect.signature(type(task)).parameters)
+    with pytest.raises(ValueError, match=f"^{option} must be at least 2, got 1$"):
+        type(task)(**{option: 1})
 
 
 def test_sampling_is_quick(task: Task) -> None:

@@ -84,9 +84,11 @@ class RoPE(Encoding):
             given = f"{head} is odd" if rotary == 1 else f"rotary={rotary} of {head} is {width}"
             raise ValueError(f"a rotation turns pairs of features: {given}")
         if rotary < 1:
-            self.year, self.source = 2022, "Black et al. 2022, arXiv 2204.06745"
+            self.year = 2022
+            self.source = "Black et al. 2022, arXiv 2204.06745"
         if proportion < 1:
-            self.year, self.source = 2024, "Barbero et al. 2024, arXiv 2410.06205"
+            self.year = 2024
+            self.source = "Barbero et al. 2024, arXiv 2410.06205"
         self.layout = layout
         self.rotation = Rotation(base, width, geometry.train_extents[0])
         self.turning = int(proportion * width // 2)

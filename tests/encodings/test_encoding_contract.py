@@ -115,6 +115,8 @@ def test_the_yaml_shows_every_option(name: str) -> None:
 
 
 def test_it_says_where_it_comes_from(case: Case) -> None:
+    if not case.cls.__module__.startswith("rpe_bench."):
+        return  # somebody's own, which owes no paper
     assert case.cls.year is not None and f"{case.cls.year}" in case.cls.source
     assert "arXiv" in case.cls.source or "http" in case.cls.source
 

@@ -10,9 +10,9 @@ Attention is rotate -> scale * q.k -> + bias -> mask -> softmax -> value, for ev
 Shapes as in rpe_bench.encodings.base.
 """
 
-import itertools
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -96,6 +96,8 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
         v = torch.nn.functional.pad(v_BHTK, (0, wider)) if wider else v_BHTK
         mixed = scaled_dot_product_attention(q, k, v, is_causal=context.causal, scale=scale)
         return mixed[..., : v_BHTK.shape[-1]]
+    if torch.compiler.is_compiling():  # blocks and strides would be compiled anew for each length
+        return _explicit(encoding, q, k, v_BHTK, context)
     if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
         if encoding.learned and torch.is_grad_enabled():
             return _unfolded_bias(encoding, q, k, v_BHTK, context)
@@ -124,24 +126,42 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     rows = TRAINED_ROWS if torch.is_grad_enabled() else max(1, CHUNK_ELEMENTS // (B * H * T))
     if rows >= T:
         return _explicit(encoding, q_BHTK, k_BHTK, v_BHTK, context)
-    # Contiguous, or each product would copy its part of them. One split has one gradient, where slices would each fill
-    # a whole tensor with zeros.
-    k, v, parts = k_BHTK.contiguous(), v_BHTK.contiguous(), q_BHTK.contiguous().split(rows, dim=2)
+    # Contiguous, or each product would copy its part of them.
+    ends = [*range(rows, T, rows), T]
+    parts = q_BHTK.contiguous().split(rows, dim=2)
+    k, v = (_prefixes(x.contiguous(), ends if by_prefix else [T] * len(ends)) for x in (k_BHTK, v_BHTK))
 
-    def rows_to(end: int, q_BHQK: Tensor) -> Tensor:
-        keys = end if by_prefix else T
+    def rows_to(end: int, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
         part = (context.prefix(end) if by_prefix else context).with_(rows=slice(end - q_BHQK.shape[2], end))
-        return _explicit(encoding, q_BHQK, k[:, :, :keys], v[:, :, :keys], part)
+        return _explicit(encoding, q_BHQK, k_BHSK, v_BHSK, part)
 
-    ends = list(itertools.accumulate(q.shape[2] for q in parts))
+    blocks = zip(ends, parts, k, v, strict=True)
     if torch.is_grad_enabled():
-        return torch.cat([rows_to(end, q) for end, q in zip(ends, parts, strict=True)], dim=2)
+        return torch.cat([rows_to(*block) for block in blocks], dim=2)
     # Into one tensor: kept one by one, they would lie between the ever larger ones that are made and freed meanwhile,
     # and the heap would grow with T^2 after all.
-    mixed = v.new_empty(v.shape)
-    for end, q in zip(ends, parts, strict=True):
-        mixed[:, :, end - q.shape[2] : end] = rows_to(end, q)
+    mixed = v_BHTK.new_empty(v_BHTK.shape)
+    for end, q, *kv in blocks:
+        mixed[:, :, end - q.shape[2] : end] = rows_to(end, q, *kv)
     return mixed
+
+
+class _Prefixes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BHTK: Tensor, ends: list[int]) -> tuple[Tensor, ...]:
+        return tuple(x_BHTK[:, :, :end] for end in ends)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[-1].clone()  # which is not ours to change
+        for gradient in gradients[:-1]:
+            total[:, :, : gradient.shape[2]] += gradient
+        return total, None
+
+
+def _prefixes(x_BHTK: Tensor, ends: list[int]) -> tuple[Tensor, ...]:
+    """x_BHTK[:, :, :end] for each end, the last of all: slices would each fill a whole tensor for their gradient."""
+    return cast(tuple[Tensor, ...], _Prefixes.apply(x_BHTK, ends))
 
 
 def _view_of_bias(
@@ -188,15 +208,13 @@ def _unfolded_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHT
     key = (encoding, "bias_HTT")
     if key not in context.memo:
         context.memo[key] = _unfold(encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype))
-    # Contiguous, or each product would copy its part of them. A split has one gradient, where slices would each fill a
-    # whole tensor with zeros.
-    k, v = k_BHTK.contiguous(), v_BHTK.contiguous()
-    parts = q_BHTK.contiguous().split(TRAINED_ROWS, dim=2), context.memo[key].split(TRAINED_ROWS, dim=1)
-    blocks, end = [], 0
-    for q, bias in zip(*parts, strict=True):
-        end += q.shape[2]
-        keys = slice(end if context.causal else T)
-        scores = encoding.content(q, k[:, :, keys], context)
-        scores += bias[..., keys]
-        blocks.append(scores.softmax(dim=-1) @ v[:, :, keys])
+    # Contiguous, or each product would copy its part of them.
+    q, bias = q_BHTK.contiguous().split(TRAINED_ROWS, dim=2), context.memo[key].split(TRAINED_ROWS, dim=1)
+    ends = [*range(TRAINED_ROWS, T, TRAINED_ROWS), T] if context.causal else [T] * len(q)
+    k, v = (_prefixes(x.contiguous(), ends) for x in (k_BHTK, v_BHTK))
+    blocks = []
+    for q_BHQK, k_BHSK, v_BHSK, bias_HQT in zip(q, k, v, bias, strict=True):
+        scores = encoding.content(q_BHQK, k_BHSK, context)
+        scores += bias_HQT[..., : k_BHSK.shape[2]]
+        blocks.append(scores.softmax(dim=-1) @ v_BHSK)
     return torch.cat(blocks, dim=2)

@@ -106,6 +106,9 @@ def facts(name: str) -> Facts:
     for strategy in strategies.values():  # a paper of its own
         found.declared |= {key: strategy.constants[key] for key in ("year", "source") if key in strategy.constants}
     _Constructor(found).follow(line, found.options | strategies)
+    if in_effect := found.declared.get("in_effect"):
+        found.changes = [in_effect]
+        return found
     scaled = found.declared["scale"] or "scale" in found.conditions
     found.changes = [place for place in PLACES if place in methods or (place == "scale" and scaled)]
     return found

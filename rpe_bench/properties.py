@@ -39,6 +39,8 @@ ROUNDING = 1e-11
 """A number below it is shown as 0: rounding that is not even the same in two calls, since it depends on how tensors
 happen to lie in memory."""
 SHIFTS = (1, 17, 1000)
+START = 8
+"""Tokens at the start of a sequence, of which a convolution over tokens makes something else than of the same later."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,9 @@ def measure_deterministic(case: Case) -> Measurement:
 @torch.no_grad()
 def measure_relative(case: Case) -> Measurement:
     """Whether the offset j - i alone decides, where all tokens are the same; near the start and far from it."""
-    probe, length = case.probe(), 48
+    probe, length = case.probe(), 48 + START
     tokens, seen = Tokens.all_same(length, batch=2), probe.visible(length)
+    seen[:START], seen[:, :START] = False, False
     deviation, effect = 0.0, 0.0
     for stride in (1, (probe.geometry.max_extents[0] - 1) // (2 * probe.side(length))):
         positions = probe.cells(length, stride)
@@ -292,14 +295,15 @@ def measure_longer(case: Case) -> Measurement:
     """Whether longer input needs numbers that training never reaches, or is refused."""
     longer = 16 * TRAIN
     draws = range(8)  # in one draw, a hinge may stay shut that opens in another
-    used = _used(case, draws, TRAIN, None)
+    probe = case.probe()
+    used = _used(case, draws, probe.side(TRAIN) ** probe.axes, None)  # whole grids, so that every cell of them is met
     try:
         more = _used(case, draws[:3], longer, slice(longer - 8, longer))
     except ValueError as error:
         reason = str(error).splitlines()[0]
         return Measurement("no", math.nan, f"refused at {longer} tokens: {reason}", "refused")
     new = sum(int((after & ~before).sum()) for before, after in zip(used, more, strict=True))
-    what = f"learned numbers that decide logits at {longer} tokens and none at the {TRAIN} of training"
+    what = f"learned numbers that decide logits at {longer} tokens and none at those of training"
     return Measurement("no" if new else "yes", new, what, f"{new} untrained" if new else "all trained")
 
 
@@ -427,10 +431,26 @@ def measure_preserves_norm(case: Case) -> Measurement:
         q, k = (heads.transpose(1, 2) for heads in probe.project(x_BTD))
         context = Context(length, case.causal, positions, x_BTD=x_BTD, tokens_BT=tokens.ids_BT, project=probe.project)
         for module in probe.modules:
-            for before, after in zip((q, k), module.rotate(q, k, positions, context), strict=True):
+            rotated = module.rotate(q, k, positions, context)
+            pairs = list(zip((q, k), rotated, strict=True))
+            if rotated[0].shape != q.shape:  # they hold more than a query and a key
+                pairs = [_as_keys_see(module, q, context)]
+            for before, after in pairs:
                 number = max(number, float((after.norm(dim=-1) / before.norm(dim=-1) - 1).abs().max()))
-                effect = max(effect, math.inf if before.shape != after.shape else change(before, after))
+                effect = max(effect, change(before.expand_as(after), after))
     return _below(_rounded(number), "largest relative change of the length of a query or a key", effect)
+
+
+def _as_keys_see(module: Encoding, q_BHTK: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """Queries (H, T, K), and what of them each key in sight is multiplied by, (H, pairs, K): each by its query."""
+    _, H, T, K = q_BHTK.shape
+    units = torch.cat((torch.zeros(1, K), torch.eye(K))).to(q_BHTK)[:, None, None].expand(K + 1, H, T, K)
+    several = context.with_(memo={}, x_BTD=None if context.x_BTD is None else context.x_BTD.expand(K + 1, -1, -1))
+    rotated = module.rotate(q_BHTK.expand(K + 1, -1, -1, -1), units, context.positions, several)
+    products = module.content(*rotated, several)
+    seen = torch.ones(T, T, dtype=torch.bool).tril() if context.causal else torch.ones(T, T, dtype=torch.bool)
+    by_unit = (products[1:] - products[:1])[..., seen].movedim(0, -1) * K**0.5
+    return q_BHTK[0][:, seen.nonzero()[:, 0]], by_unit
 
 
 def measure_parameters(case: Case) -> Measurement:
@@ -575,13 +595,13 @@ as 0. A dash: nothing has an effect that could be judged.
 
 - unique: how many of 128 keys, all the same token, one query tells apart by position
 - deterministic: change of a logit between two draws of what is learned, and between two calls
-- relative: difference between logits of equal j - i, where all tokens are the same
+- relative: difference between logits of equal j - i, where all tokens are the same; the first {START} left out
 - decays: share of the steps away from a query, past equal tokens, on which a logit grows; in 5 draws of what is learned
-- longer input: learned numbers that decide logits at {16 * TRAIN} tokens and none at the {TRAIN} of training
+- longer input: learned numbers that decide logits at {16 * TRAIN} tokens and none at those of training
 - more axes: the most axes of a position, of up to 3, of which each is read
 - shift-invariant: change of a logit when all positions shift by {", ".join(map(str, SHIFTS))}, as far as there are any
 - prefix-consistent: change of a logit when {4 * TRAIN} tokens are cut to 1, 17 or {TRAIN + 5}
-- keeps norms: relative change of the length of a query or a key
+- keeps norms: relative change of the length of a query or a key; or of a query as keys see it, where both are wider
 - parameters: learned numbers of the model's layers together
 - memory: exponent of the length, from 512 to 1024 tokens, in the bytes that a layer holds in training beyond `nope`
 """

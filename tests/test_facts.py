@@ -21,7 +21,8 @@ def test_no_cell_says_what_the_class_does_not(name: str) -> None:
     options = catalogue.read("encoding", name)
     known = {"self": encoding, "geometry": encoding.geometry, **arguments("encoding", options)}
     assert not found.problem
-    assert [place for place in found.changes if place != "scale"] == encoding.changes()
+    changes = [encoding.in_effect] if encoding.in_effect else encoding.changes()
+    assert [place for place in found.changes if place != "scale"] == changes
     truth = {attribute: getattr(encoding, attribute) for attribute in DECLARED}
     truth |= {"scale": encoding.scale != encoding.geometry.head_dim**-0.5, "longest": encoding.longest is not None}
     for attribute, value in truth.items():
@@ -60,6 +61,7 @@ def test_the_list_takes_no_torch_and_no_time() -> None:
         ("axial_rope", "rotation", "translation-invariant, prefix-consistent, norm-preserving, 2 axes"),
         ("sinusoidal", "embedding", "prefix-consistent"),
         ("learned", "embedding", "prefix-consistent, bounded"),
+        ("fox", "bias", "translation-invariant, prefix-consistent, decays, any axes"),  # written as a rotation
     ],
 )
 def test_rows_of_the_table(name: str, changes: str, properties: str) -> None:

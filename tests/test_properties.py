@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from rpe_bench.encodings.base import Encoding, DistanceBias
+from rpe_bench.encodings.path import PaTH
 
 
 class ByTokens(Encoding):
@@ -59,6 +60,14 @@ class Short(Encoding):
 class Broken(Encoding):
     def rotate(self, q, k, positions=None, context=None):
         raise RuntimeError("no idea")
+
+
+class Reflecting(PaTH):
+    """Its transitions are reflections, which keep norms."""
+
+    def transitions(self, context):
+        w, beta = super().transitions(context)
+        return w, torch.full_like(beta, 2)
 
 
 class Whole(DistanceBias):
@@ -116,6 +125,8 @@ def test_unique(encoding: str, causal: bool, number: int) -> None:
         ("relative", "sinusoidal", "no"),
         ("relative", "fire", "no"),  # far from the start alone
         ("relative", "nope", "-"),
+        ("relative", "path", "yes"),  # past the tokens whose convolutions reach before the first
+        ("relative", "selective_rope", "yes"),
         ("decays", "alibi", "yes"),
         ("decays", "kerple", "yes"),
         ("decays", "fox", "yes"),
@@ -128,6 +139,8 @@ def test_unique(encoding: str, causal: bool, number: int) -> None:
         ("longer_input", "relative_bias", "yes"),
         ("longer_input", "learned", "no"),
         ("longer_input", "t5", "no"),
+        ("longer_input", "vit", "yes"),  # resized from cells that training has all met
+        ("longer_input", "swin", "no"),
         ("more_axes", "rope", "no"),
         ("more_axes", "axial_rope", "yes"),
         ("more_axes", "nope", "-"),
@@ -146,6 +159,10 @@ def test_unique(encoding: str, causal: bool, number: int) -> None:
         ("preserves_norm", "rope_yarn", "no"),
         ("preserves_norm", "xpos", "no"),
         ("preserves_norm", "alibi", "-"),
+        ("preserves_norm", "fox", "-"),  # a bias beside q and k, which keep what they are
+        ("preserves_norm", "path", "no"),
+        ("preserves_norm", "pope", "no"),
+        ("preserves_norm", "selective_rope", "yes"),
         ("needs_tokens", "rope", "no"),
         ("memory", "nope", "none"),
         ("memory", "rope", "linear"),
@@ -175,6 +192,7 @@ def test_numbers_behind_verdicts(own) -> None:
 def test_what_only_a_class_made_for_it_does(own) -> None:
     assert measure("needs_tokens", own("ByTokens")).verdict == "yes"
     assert measure("deterministic", own("Drawn")).verdict == "no"
+    assert measure("preserves_norm", own("Reflecting")).verdict == "yes"
     short = own("Short")
     refused = measure("longer_input", short)
     assert refused.verdict == "no" and "position 511 lies beyond 99" in refused.what

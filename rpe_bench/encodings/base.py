@@ -179,6 +179,10 @@ class Encoding(nn.Module):
     """How many numbers one module learns, as a Python expression of D, H, K (the geometry), L (`max_extents[0]`) and
     the class's options."""
 
+    in_effect: ClassVar[str] = ""
+    """The place that the paper changes, where the class computes at others what comes to the same; left out, it is
+    those that the class overrides."""
+
     neutral: ClassVar[Mapping[str, object]] = {}
     """Options that were added after runs had been published, at the value that leaves all as it was before. At that
     value they are left out of a run's identity, so that finished runs stay finished."""

@@ -25,8 +25,12 @@ class PositionTable(nn.Module):
         if self.norm is not None:
             self.norm.reset_parameters()
 
-    def forward(self, rows: slice) -> Tensor:
-        return self.table_MD[rows] if self.norm is None else self.norm(self.table_MD[rows])
+    def forward(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        vectors_MD = self.table_MD[rows].to(dtype)
+        if self.norm is None:
+            return vectors_MD
+        weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+        return nn.functional.layer_norm(vectors_MD, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
 
 class DeBERTa(Encoding):
@@ -43,11 +47,13 @@ class DeBERTa(Encoding):
                  printed in the paper
     std          P is drawn from N(0, std^2), W_k and W_q as linear layers are
     shared       one P for all layers, as in the paper, or each layer its own; W_k and W_q are each layer's own
+    per_head     W_k and W_q of each head, as in the paper, or one for all heads
     """
 
     year = 2020
     source = "He et al. 2020, arXiv 2006.03654"
-    learns = "2 * k * D + (2 if terms == 'both' else 1) * D * D"
+    learns = "2 * k * D + (2 if terms == 'both' else 1) * D * K * (H if per_head else 1)"
+    neutral = {"per_head": True}
 
     draws_positions = True
     """Whether P is this module's to draw, and not that of the first layer, with which it shares it."""
@@ -60,6 +66,7 @@ class DeBERTa(Encoding):
         p2c_reading: str = "code",
         std: float = 0.02,
         shared: bool = True,
+        per_head: bool = True,
     ) -> None:
         super().__init__(geometry)
         if k < 1:
@@ -70,7 +77,7 @@ class DeBERTa(Encoding):
         self.p2c_reading = p2c_reading
         self.scale = term_scale(geometry, terms)
         self.positions = PositionTable(2 * k, geometry.dim, std, norm=False)
-        self.key_HDK, self.query_HDK = projections(geometry, terms)
+        self.key_HDK, self.query_HDK = projections(geometry, terms, per_head)
 
     @classmethod
     def build(cls, geometry: Geometry, **parameters: Any) -> list[Encoding]:
@@ -95,21 +102,22 @@ class DeBERTa(Encoding):
         return distance.clamp(-self.k, self.k - 1) + self.k
 
     def projected(self, vectors_MD: Tensor, context: Context) -> tuple[Tensor | None, Tensor | None]:
-        """W_q and W_k times rows of P, (H, M, K), where the terms have them."""
+        """W_q and W_k times rows of P, (H, M, K) or (1, M, K) for all heads, where the terms have them."""
         query, key = (
             None if W is None else vectors_MD @ W.to(vectors_MD.dtype) for W in (self.query_HDK, self.key_HDK)
         )
         return query, key
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        low, high = reach(context)
+        # Compiled, all rows are taken: which of them a length reaches would be compiled anew for each.
+        low, high = (-self.k, self.k) if torch.compiler.is_compiling() else reach(context)
         # Distances i - j, the negative of offsets.
         nearest, farthest = self._within(-high), self._within(-low)
         query_HMK, key_HMK = self._vectors(nearest, farthest, q_BHQK.dtype, context)
         found = []
         if self.terms != "p2c":
             assert key_HMK is not None
-            found.append(query_logits(q_BHQK * self.scale, key_HMK.flip(1), -farthest, context))
+            found.append(query_logits(q_BHQK, self.scale * key_HMK.flip(1), -farthest, context))
         if self.terms != "c2p":
             first = nearest
             if self.p2c_reading == "paper":
@@ -117,8 +125,8 @@ class DeBERTa(Encoding):
                 query_HMK, first = self._vectors(self._within(low), last, q_BHQK.dtype, context)[0], -last
                 query_HMK = None if query_HMK is None else query_HMK.flip(1)
             assert query_HMK is not None
-            found.append(key_logits(k_BHSK * self.scale, query_HMK, first, context))
-        return found[0] if len(found) == 1 else found[0] + found[1]
+            found.append(key_logits(k_BHSK, self.scale * query_HMK, first, context))
+        return found[0] if len(found) == 1 else found[0].add_(found[1])
 
     def _within(self, distance: int) -> int:
         return min(max(distance, -self.k), self.k - 1)
@@ -126,11 +134,13 @@ class DeBERTa(Encoding):
     def _vectors(
         self, nearest: int, farthest: int, dtype: torch.dtype, context: Context
     ) -> tuple[Tensor | None, Tensor | None]:
-        """W_q P and W_k P of the distances nearest..farthest, (H, M, K)."""
+        """W_q P and W_k P of the distances nearest..farthest, (H, M, K) or (1, M, K)."""
         device = self.positions.table_MD.device
         rows = self.row(torch.arange(nearest, farthest + 1, device=device))
-        start, stop = int(rows[0]), int(rows[-1]) + 1
-        query, key = self.projected(self.positions(slice(start, stop)).to(dtype), context)
+        start, stop = 0, len(self.positions.table_MD)
+        if not torch.compiler.is_compiling():
+            start, stop = int(rows[0]), int(rows[-1]) + 1
+        query, key = self.projected(self.positions(slice(start, stop), dtype), context)
         if stop - start == len(rows):
             return query, key
         index = rows - start  # many distances have one row
@@ -149,8 +159,10 @@ def term_scale(geometry: Geometry, terms: str) -> float:
     return float(((3 if terms == "both" else 2) * geometry.head_dim) ** -0.5)
 
 
-def projections(geometry: Geometry, terms: str) -> tuple[nn.Parameter | None, nn.Parameter | None]:
-    """W_k and W_q, (H, D, K), where the terms have them."""
-    shape = (geometry.heads, geometry.dim, geometry.head_dim)
+def projections(
+    geometry: Geometry, terms: str, per_head: bool = True
+) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """W_k and W_q, (H, D, K) or (1, D, K) for all heads, where the terms have them."""
+    shape = (geometry.heads if per_head else 1, geometry.dim, geometry.head_dim)
     key = None if terms == "p2c" else nn.Parameter(torch.empty(shape))
     return key, None if terms == "c2p" else nn.Parameter(torch.empty(shape))

@@ -33,6 +33,7 @@ class FoX(Encoding):
     year = 2025
     source = "Lin et al. 2025, arXiv 2503.02130"
     learns = "(1 if geometry.causal else 2) * (H if per_head else 1) * (D + 1)"
+    in_effect = "bias"
     decays = True
     pairwise = False
     axes = None

@@ -44,6 +44,8 @@ def of_examples(values_U: Tensor, which_B: Tensor) -> Tensor:
 
 def sides(name: str, given: Sequence[int] | None, otherwise: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns, as given or those of a grid; ValueError where they are not two positive integers."""
+    if given is None and len(otherwise) != 2:
+        raise ValueError(f"takes 2 axes of position, and was given {len(otherwise)}")
     rows_columns = tuple(otherwise if given is None else given)
     if len(rows_columns) != 2 or any(type(side) is not int or side < 1 for side in rows_columns):
         raise ValueError(f"{name}={given} must be two positive integers, [rows, columns]")

@@ -3,15 +3,13 @@
 What all encodings share that give an offset a vector R_n rather than a number: Shaw et al. 2018 (arXiv 1803.02155), Dai
 et al. 2019 (arXiv 1901.02860), He et al. 2020 (arXiv 2006.03654) and their kin. With no positions given, offsets run
 through consecutive numbers along each row, so that a row of scores q_i . R_n (one a distinct offset) becomes a row of
-logits by a shift, which is a strided view: no index, no scatter in the gradient. That is done for a few rows and
-examples at a time, whose scores stay in the cache of the CPU: a third of the time of all at once.
+logits by a shift, which is a strided view: no index, no scatter in the gradient. That is done for a few rows at a time.
 
 Besides the shapes of rpe_bench.encodings.base:
 
     X  rows that have vectors: queries, or keys     Y  the others     M  rows of a table     N  consecutive offsets
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
@@ -22,9 +20,6 @@ from rpe_bench.encodings.base import Cache, Context, single_axis, whole
 
 TILE_ROWS = 32
 """Rows shifted at once. They meet Y + TILE_ROWS - 1 distinct offsets, against X + Y - 1 of all rows together."""
-
-TILE_ELEMENTS = 2**18
-"""Scores held at once, 1 MiB in float32, unless those of one example are more."""
 
 
 def query_logits(q_BHQK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
@@ -38,7 +33,7 @@ def query_logits(q_BHQK: Tensor, table: Tensor, first: int, context: Context) ->
         context: positions None, or whole numbers (T,), (B, T) or (B, T, 1).
     """
     table = _one_if_shared(table).to(q_BHQK.dtype)
-    if context.positions is None:
+    if _by_shift(context):
         return _shifted(q_BHQK, table, Shift(first, -_start(context)), context.length)
     scores_BHQM = q_BHQK @ table.mT
     return scores_BHQM.gather(-1, _rows(context, table, first).expand(*q_BHQK.shape[:3], -1))
@@ -47,7 +42,7 @@ def query_logits(q_BHQK: Tensor, table: Tensor, first: int, context: Context) ->
 def key_logits(k_BHSK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
     """k_j . R_n with n the row of i - j, the offset as a key sees it: (B, H, Q, S). Arguments as of `query_logits`."""
     table = _one_if_shared(table).to(k_BHSK.dtype)
-    if context.positions is None:
+    if _by_shift(context):
         start = _start(context)
         queries = len(range(context.length)[context.rows])
         return _shifted(k_BHSK, table, Shift(first, start), queries, transposed=True)
@@ -62,7 +57,7 @@ def mixed_values(weights_BHQS: Tensor, v_BHSK: Tensor, table: Tensor, first: int
     Weights are summed by row of the table first, and only then meet its vectors.
     """
     table = _one_if_shared(table).to(weights_BHQS.dtype)
-    if context.positions is None:
+    if _by_shift(context):
         shift = Shift(first, -_start(context))
         return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, table, shift))
     rows = _rows(context, table, first).expand(*weights_BHQS.shape)
@@ -106,7 +101,7 @@ class SinusoidTerm:
         Positions that are given may hold any offsets, T^2 of them. There r(i - j) is taken apart by the angles' sum:
         (W^T q_i) . r(i - j) is the product of W^T q_i, turned by the angles of i, with the sinusoid of j alone.
         """
-        if context.positions is None:
+        if _by_shift(context):
             low, high = reach(context)
             if self.clamp is not None:
                 low, high = max(low, -self.clamp), min(high, self.clamp)
@@ -153,6 +148,11 @@ def reach(context: Context) -> tuple[int, int]:
         return 1 - stop, context.length - 1 - start
     low, high = whole(_offset(context)).aminmax()
     return int(low), int(high)
+
+
+def _by_shift(context: Context) -> bool:
+    """Whether rows of logits are made by a shift, whose tiles a compiler would have to compile anew for each length."""
+    return context.positions is None and not torch.compiler.is_compiling()
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
@@ -231,16 +231,6 @@ def _tiles(X: int, Y: int, M: int, shift: Shift) -> Iterator[_Tile]:
         yield _Tile(start, stop, begin, end, low, high, left, right, clipped)
 
 
-def _at_once(B: int, H: int, tile: _Tile) -> int:
-    """Examples."""
-    return min(B, max(1, TILE_ELEMENTS // (H * (tile.stop - tile.start) * tile.offsets)))
-
-
-def _parts(B: int, at_once: int) -> Iterator[slice]:
-    for start in range(0, B, at_once):
-        yield slice(start, min(start + at_once, B))
-
-
 def _by_row(scores_BHXN: Tensor) -> Tensor:
     """Row x, column y of the view (B, H, X, Y) is the score y + X - 1 - x of row x: each row one further left."""
     X, N = scores_BHXN.shape[-2:]
@@ -253,52 +243,40 @@ def _place(x_HBXK: Tensor, table: Tensor, shift: Shift, out_HBXY: Tensor) -> Non
     """out_xy = x . R[y - x + shift]."""
     H, B, X, _ = x_HBXK.shape
     for tile in _tiles(X, out_HBXY.shape[-1], table.shape[-2], shift):
-        rows, vectors = slice(tile.start, tile.stop), table[..., tile.low : tile.high, :].mT
-        size = H, _at_once(B, H, tile), tile.stop - tile.start, tile.offsets
-        held_scores = x_HBXK.new_empty(size).flatten()  # the same memory for all parts
-        for part in _parts(B, size[1]):
-            x = x_HBXK[:, part, rows]
-            size = H, x.shape[1], *size[2:]
-            scores = held_scores[: math.prod(size)].view(size)
-            if not tile.clipped:
-                _times(x, vectors, scores)
-            else:
-                left, within, right = scores.split((tile.left, tile.high - tile.low, tile.right), dim=-1)
-                within.copy_(_times(x, vectors))
-                left.copy_(within[..., :1].expand_as(left))
-                right.copy_(within[..., -1:].expand_as(right))
-                out_HBXY[:, part, rows, : tile.begin] = within[..., :1]
-                out_HBXY[:, part, rows, tile.end :] = within[..., -1:]
-            out_HBXY[:, part, rows, tile.begin : tile.end] = _by_row(scores)
+        out = out_HBXY[:, :, tile.start : tile.stop]
+        scores = _times(x_HBXK[:, :, tile.start : tile.stop], table[..., tile.low : tile.high, :].mT)
+        if tile.clipped:
+            first, last = scores[..., :1], scores[..., -1:]
+            out[..., : tile.begin], out[..., tile.end :] = first, last
+            ends = first.expand(-1, -1, -1, tile.left), last.expand(-1, -1, -1, tile.right)
+            scores = torch.cat((ends[0], scores, ends[1]), dim=-1)
+        out[..., tile.begin : tile.end] = _by_row(scores)
 
 
-def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-    """The sums of weights by row of the table, tile by tile: examples, rows of weights, rows of the table, sums."""
+def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The sums of weights by row of the table, tile by tile: rows of weights, rows of the table, sums."""
     H, B, X, Y = weights_HBXY.shape
     for tile in _tiles(X, Y, M, shift):
         rows, held = slice(tile.start, tile.stop), slice(tile.low, tile.high)
+        weights = weights_HBXY[:, :, rows]
         # What lies outside the view by row stays zero.
-        by_offset = weights_HBXY.new_zeros(H, _at_once(B, H, tile), tile.stop - tile.start, tile.offsets)
-        for part in _parts(B, by_offset.shape[1]):
-            weights = weights_HBXY[:, part, rows]
-            by_offset = by_offset[:, : weights.shape[1]]
-            _by_row(by_offset).copy_(weights[..., tile.begin : tile.end])
-            if not tile.clipped:
-                yield part, rows, held, by_offset
-                continue
-            left, within, right = by_offset.split((tile.left, tile.high - tile.low, tile.right), dim=-1)
-            sums = within.clone(memory_format=torch.contiguous_format)
-            sums[..., 0] += left.sum(-1) + weights[..., : tile.begin].sum(-1)
-            sums[..., -1] += right.sum(-1) + weights[..., tile.end :].sum(-1)
-            yield part, rows, held, sums
+        by_offset = weights.new_zeros(H, B, tile.stop - tile.start, tile.offsets)
+        _by_row(by_offset).copy_(weights[..., tile.begin : tile.end])
+        if not tile.clipped:
+            yield rows, held, by_offset
+            continue
+        left, within, right = by_offset.split((tile.left, tile.high - tile.low, tile.right), dim=-1)
+        sums = within.clone(memory_format=torch.contiguous_format)
+        sums[..., 0] += left.sum(-1) + weights[..., : tile.begin].sum(-1)
+        sums[..., -1] += right.sum(-1) + weights[..., tile.end :].sum(-1)
+        yield rows, held, sums
 
 
-def _times(rows_HBXM: Tensor, table: Tensor, out_HBXN: Tensor | None = None) -> Tensor:
+def _times(rows_HBXM: Tensor, table: Tensor) -> Tensor:
     """Rows times a matrix (M, N) of all heads, or (H, M, N): one product a matrix, however many the examples."""
     H, B, X, _ = rows_HBXM.shape
     shape = (H * B * X, -1) if table.dim() == 2 else (H, B * X, -1)
-    out = None if out_HBXN is None else out_HBXN.view(shape)
-    return torch.matmul(rows_HBXM.reshape(shape), table, out=out).view(H, B, X, -1)
+    return (rows_HBXM.reshape(shape) @ table).view(H, B, X, -1)
 
 
 class _Place(torch.autograd.Function):
@@ -319,12 +297,12 @@ class _Place(torch.autograd.Function):
         of_x = torch.empty_like(x_BHXK) if need_x else None
         of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
         by_row = gradient.mT if ctx.transposed else gradient
-        for part, rows, held, sums in _collect(by_row.transpose(0, 1), table.shape[-2], ctx.shift):
+        for rows, held, sums in _collect(by_row.transpose(0, 1), table.shape[-2], ctx.shift):
             if of_x is not None:
-                of_x[part, :, rows] = _times(sums, table[..., held, :]).transpose(0, 1)
+                of_x[:, :, rows] = _times(sums, table[..., held, :]).transpose(0, 1)
             if of_table is not None:
                 last = (0, 2) if table.dim() == 2 else (1, 2)
-                x = x_BHXK[part, :, rows].transpose(0, 1).flatten(*last)
+                x = x_BHXK[:, :, rows].transpose(0, 1).flatten(*last)
                 of_table[..., held, :] += sums.flatten(*last).mT @ x
         return of_x, of_table, None, None, None
 
@@ -333,8 +311,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights_BHXY: Tensor, v_BHYK: Tensor, table: Tensor, shift: Shift) -> Tensor:
         sums_BHXM = weights_BHXY.new_zeros(*weights_BHXY.shape[:3], table.shape[-2])
-        for part, rows, held, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
-            sums_BHXM[part, :, rows, held] = sums.transpose(0, 1)
+        for rows, held, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
+            sums_BHXM[:, :, rows, held] = sums.transpose(0, 1)
         ctx.save_for_backward(weights_BHXY, v_BHYK, table, sums_BHXM)
         ctx.shift = shift
         mixed = weights_BHXY @ v_BHYK

@@ -32,14 +32,13 @@ def turn(x_BHTK: Tensor, turns: Tensor, layout: str) -> Tensor:
     if r < K:
         first, rest = x_BHTK.split((r, K - r), dim=-1)
         return torch.cat((turn(first, turns, layout), rest), dim=-1)
+    pairs = x_BHTK.to(turns.real.dtype)
+    pairs = pairs.unflatten(-1, (-1, 2)) if layout == "interleaved" else pairs.unflatten(-1, (2, -1)).mT
     # Copied, since pairs are complex numbers only where they lie side by side at even offsets; and since arithmetic on
     # queries and keys as a projection leaves them, strided, is slower than that and the copy.
-    x = x_BHTK.to(turns.real.dtype).clone(memory_format=torch.contiguous_format)
-    if layout == "interleaved":
-        turned = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
-    else:
-        cos, sin = turns.real, turns.imag
-        turned = x * torch.cat((cos, cos), dim=-1) + x.roll(r // 2, dims=-1) * torch.cat((-sin, sin), dim=-1)
+    pairs = torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
+    turned = torch.view_as_real(pairs * turns)
+    turned = (turned if layout == "interleaved" else turned.mT).flatten(-2)
     return turned.to(x_BHTK.dtype)
 
 

@@ -54,7 +54,7 @@ class Shaw(Encoding):
                 table.normal_(0, self.std, generator=generator)
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor | None:
-        return None if self.keys is None else query_logits(q_BHQK * self.scale, self.keys, -self.k, context)
+        return None if self.keys is None else query_logits(q_BHQK, self.keys * self.scale, -self.k, context)
 
     def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
         if self.values is None:

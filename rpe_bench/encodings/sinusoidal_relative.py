@@ -86,7 +86,7 @@ class SinusoidalRelativeKey(Encoding):
         self.weight_HDK.normal_(0, self.std, generator=generator)
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        return self.term.logits(q_BHQK * self.scale, self.weight_HDK, context)
+        return self.term.logits(q_BHQK, self.weight_HDK * self.scale, context)
 
 
 def checked_width(geometry: Geometry, width: int | None, base: float, std: float) -> int:

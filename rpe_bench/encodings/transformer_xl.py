@@ -18,11 +18,13 @@ class TransformerXL(Encoding):
     clamp_len  distances beyond it count as it, which the paper's code offers for evaluation; null for no end
     std        u, v and W_R are drawn from N(0, std^2)
     shared     one u, v and W_R for all layers, or each layer its own
+    per_head   u, v and W_R of each head, as in the paper, or one for all heads
     """
 
     year = 2019
     source = "Dai et al. 2019, arXiv 1901.02860"
-    learns = "D * D + 2 * D"
+    learns = "(D + 2) * K * (H if per_head else 1)"
+    neutral = {"per_head": True}
     causal_only = True
 
     def __init__(
@@ -32,11 +34,12 @@ class TransformerXL(Encoding):
         clamp_len: int | None = None,
         std: float = 0.02,
         shared: bool = False,
+        per_head: bool = True,
     ) -> None:
         super().__init__(geometry)
         if std < 0:
             raise ValueError(f"std={std} must not be negative")
-        H, K = geometry.heads, geometry.head_dim
+        H, K = geometry.heads if per_head else 1, geometry.head_dim
         self.term = SinusoidTerm(geometry.dim, base, clamp_len)
         self.std = std
         self.u_HK = nn.Parameter(torch.empty(H, K))
@@ -53,5 +56,5 @@ class TransformerXL(Encoding):
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """The second product; the first is that of content."""
-        biased_BHQK = (q_BHQK + self.v_HK[:, None].to(q_BHQK.dtype)) * self.scale
-        return self.term.logits(biased_BHQK, self.weight_HDK, context)
+        biased_BHQK = q_BHQK + self.v_HK[:, None].to(q_BHQK.dtype)
+        return self.term.logits(biased_BHQK, self.weight_HDK * self.scale, context)

@@ -5,7 +5,9 @@ import torch
 
 from rpe_bench import attention_logits, make_encoding
 from rpe_bench.attention import attend
-from rpe_bench.encodings.base import Context, Geometry, whole
+from rpe_bench.encodings.base import Context, Encoding, Geometry, whole
+from rpe_bench.encodings.scalings.base import Rotation
+from rpe_bench.encodings.scalings.linear import Linear
 
 
 def test_whole_positions_become_integers_and_fractions_are_refused() -> None:
@@ -59,22 +61,43 @@ def test_a_grid_is_no_text(name: str) -> None:
         attention_logits(encoding, q, q, positions)
 
 
-def test_tables_follow_what_they_are_made_of() -> None:
-    """A table that is kept is never that of another base or other slopes."""
-    for name, attribute, value in (
-        ("rope", "base", 100.0),
+def seen(encoding: Encoding, positions: torch.Tensor | None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """What the encoding makes of fixed embeddings, queries, keys and values."""
+    q = torch.arange(24, dtype=dtype).view(1, 2, 3, 4) / 10
+    with torch.no_grad():
+        x = encoding.embed(torch.zeros(1, 3, 8, dtype=dtype), positions)
+        attended = attend(encoding, q, q, q, Context(3, True, positions))
+    return torch.cat([x.flatten(), attended.flatten()])
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "value"),
+    [
+        ("rope", "rotation", Rotation(100.0, 4, 4)),
+        ("rope", "scaling", Linear(factor=4.0)),
+        ("rope", "turning", 1),
+        ("xpos", "rotation", Rotation(100.0, 4, 4)),
+        ("xpos", "scale_base", 3.0),
+        ("xpos", "gamma", 2.0),
         ("sinusoidal", "base", 100.0),
         ("alibi", "slopes", [1.0, 2.0]),
-    ):
+    ],
+)
+def test_tables_follow_what_they_are_made_of(name: str, attribute: str, value: object) -> None:
+    """A table that is kept is never that of another base or other slopes."""
+    encoding = make_encoding(name, **SIZES)
+    before = seen(encoding, None)
+    assert hasattr(encoding, attribute)
+    setattr(encoding, attribute, value)
+    assert not torch.allclose(seen(encoding, None), before)
+    torch.testing.assert_close(seen(encoding, None), seen(encoding, torch.arange(3)))
+
+
+@pytest.mark.parametrize("name", ["rope", "xpos", "sinusoidal", "alibi", "transformer_xl", "sinusoidal_relative_key"])
+def test_a_table_of_one_precision_serves_no_other(name: str) -> None:
+    single, double = torch.float32, torch.float64
+    for first, then in ((single, double), (double, single)):
         encoding = make_encoding(name, **SIZES)
-
-        def seen(positions: torch.Tensor | None, encoding=encoding) -> torch.Tensor:
-            q = torch.arange(24.0).view(1, 2, 3, 4)
-            with torch.no_grad():
-                x = encoding.embed(torch.zeros(1, 3, 8), positions)
-                attended = attend(encoding, q, q, q, Context(3, True, positions))
-            return torch.cat([x.flatten(), attended.flatten()])
-
-        seen(None)
-        setattr(encoding, attribute, value)
-        torch.testing.assert_close(seen(None), seen(torch.arange(3)))
+        seen(encoding, None, first)
+        found = seen(encoding, None, then)
+        assert found.dtype == then and torch.equal(found, seen(make_encoding(name, **SIZES), None, then))

@@ -21,9 +21,11 @@ def loud(encoding: DeBERTa) -> DeBERTa:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("terms", ["c2p", "p2c", "both"])
 @pytest.mark.parametrize("reading", ["code", "paper"])
-@pytest.mark.parametrize("k_max", [6, 512])
-def test_formula(make, reference_equals_formula, causal: bool, terms: str, reading: str, k_max: int) -> None:
-    encoding = loud(make(DeBERTa, k=k_max, terms=terms, p2c_reading=reading, causal=causal))
+@pytest.mark.parametrize(("k_max", "per_head"), [(6, True), (512, True), (6, False)])
+def test_formula(
+    make, reference_equals_formula, causal: bool, terms: str, reading: str, k_max: int, per_head: bool
+) -> None:
+    encoding = loud(make(DeBERTa, k=k_max, terms=terms, p2c_reading=reading, causal=causal, per_head=per_head))
     P = encoding.positions.table_MD.detach().double().numpy()
     W_k, W_q = (None if p is None else p.detach().double().numpy() for p in (encoding.key_HDK, encoding.query_HDK))
 
@@ -31,7 +33,7 @@ def test_formula(make, reference_equals_formula, causal: bool, terms: str, readi
         return 0 if distance <= -k_max else 2 * k_max - 1 if distance >= k_max else distance + k_max
 
     def logit(h, i, j, q, k) -> float:
-        products = [q @ k]
+        products, h = [q @ k], h if per_head else 0
         if terms != "p2c":
             products.append(q @ (P[d(i - j)] @ W_k[h]))
         if terms != "c2p":
@@ -66,6 +68,16 @@ def test_a_zero_table_is_no_position(make) -> None:
 @pytest.mark.parametrize(("terms", "products"), [("c2p", 2), ("p2c", 2), ("both", 3)])
 def test_scale(make, terms: str, products: int) -> None:
     assert make(DeBERTa, terms=terms).scale == pytest.approx((products * 4) ** -0.5)
+
+
+def test_initial_values(make) -> None:
+    encoding = make(DeBERTa, heads=4, head_dim=16, std=0.5)
+    assert encoding.positions.table_MD.std().item() == pytest.approx(0.5, rel=0.05)
+    for matrix in (encoding.key_HDK, encoding.query_HDK):
+        assert matrix.shape == (4, 64, 16)
+        assert (matrix.min().item(), matrix.max().item()) == pytest.approx((-0.125, 0.125), rel=0.02)  # D^-0.5
+        assert abs(matrix.mean().item()) < 0.01
+    assert not torch.equal(encoding.key_HDK, encoding.query_HDK)
 
 
 def model(make, **parameters: object) -> Transformer:

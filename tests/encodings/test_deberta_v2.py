@@ -29,9 +29,9 @@ def exact_bucket(distance: int, buckets: int, largest: int) -> int:
     return (mid + grown) * (1 if distance > 0 else -1)
 
 
-@pytest.mark.parametrize(("buckets", "largest"), [(8, 16), (8, 17), (16, 33), (4, 33), (32, 257)])
+@pytest.mark.parametrize(("buckets", "largest"), [(8, 16), (8, 17), (16, 33), (4, 33), (32, 257), (8, 7)])
 def test_buckets_are_exact(make, buckets: int, largest: int) -> None:
-    """A logarithm rounded up at a power would put the last distance of a bucket into the one after."""
+    """A logarithm rounded up at a power, as in float32, would put the last distance of a bucket into the one after."""
     encoding = make(DeBERTaV2, position_buckets=buckets, max_relative_positions=largest)
     distances = range(-2 * largest, 2 * largest)
     expected = [exact_bucket(distance, buckets, largest) for distance in distances]
@@ -82,6 +82,14 @@ def test_formula(make, terms: str, reading: str, share: bool) -> None:
     for positions in (None, torch.arange(T)):
         found = attention_logits(encoding, q, k, positions, project=project)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_a_module_in_float32_is_exact_in_float64(make) -> None:
+    """Its numbers are rounded, as they are kept; what is made of them is not, the normalised table included."""
+    encoding = make(DeBERTaV2, share_att_key=False)
+    q, k = torch.randn(2, 1, 2, 9, 4, dtype=torch.float64)
+    found = attention_logits(encoding, q, k)
+    torch.testing.assert_close(found, attention_logits(encoding.double(), q, k), rtol=0, atol=1e-14)
 
 
 def test_without_a_layer_it_says_what_it_lacks(make) -> None:

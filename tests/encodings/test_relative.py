@@ -103,9 +103,8 @@ def test_gradients_by_shift_are_those_by_index(table: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("table", "first"), [((3, 2), -1), ((2, 9, 2), -4)])
 def test_gradients_equal_finite_differences(monkeypatch, table: tuple[int, ...], first: int) -> None:
-    """In tiles of two rows and one example."""
+    """In tiles of two rows."""
     monkeypatch.setattr(relative, "TILE_ROWS", 2)
-    monkeypatch.setattr(relative, "TILE_ELEMENTS", 1)
     context = Context(5, True, rows=slice(1, 5))
     q, k, weights, R = (normal(*s).requires_grad_() for s in ((2, 2, 4, 2), (2, 2, 5, 2), (2, 2, 4, 5), table))
 

@@ -187,6 +187,13 @@ def test_longrope_switches_beyond_the_original_length() -> None:
     assert ratios(encoding, 32) == pytest.approx(short)
 
 
+def test_longrope_of_equal_factors_switches_nothing() -> None:
+    short, long = (tuple(number + 1.0 for number in range(4)) for _ in range(2))
+    encoding = rope(8, 16, scaling=LongRoPE(factor=4.0, short_factor=short, long_factor=long))
+    assert frequencies(encoding, 16) == frequencies(encoding, 17)
+    assert encoding.translation_invariant and encoding.prefix_consistent
+
+
 # The same thing in other words
 
 

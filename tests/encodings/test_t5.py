@@ -47,6 +47,12 @@ def test_buckets_are_exact(make, causal: bool, num_buckets: int, max_distance: i
     assert encoding.bucket(torch.tensor(offsets)).tolist() == expected
 
 
+def test_a_logarithm_in_float32_would_not_do(make) -> None:
+    """There the distance 728 falls into the bucket after its own."""
+    encoding = make(T5, max_distance=939)
+    assert encoding.bucket(torch.tensor([-728])).item() == exact_bucket(-728, True, 32, 939) == 30
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("per_head", [True, False])

@@ -15,12 +15,14 @@ def r(distance: float, width: int, base: float = 10_000.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("clamp_len", [None, 4])
-def test_formula(make, reference_equals_formula, clamp_len: int | None) -> None:
-    encoding = make(TransformerXL, std=1.0, clamp_len=clamp_len)
+@pytest.mark.parametrize("per_head", [True, False])
+def test_formula(make, reference_equals_formula, clamp_len: int | None, per_head: bool) -> None:
+    encoding = make(TransformerXL, std=1.0, clamp_len=clamp_len, per_head=per_head)
     u, v, W = (p.detach().double().numpy() for p in (encoding.u_HK, encoding.v_HK, encoding.weight_HDK))
 
     def logit(h, i, j, q, k) -> float:
         distance = i - j if clamp_len is None else min(i - j, clamp_len)
+        h = h if per_head else 0
         return ((q + u[h]) @ k + (q + v[h]) @ (r(distance, 8) @ W[h])) / 2
 
     reference_equals_formula(encoding, logit)

@@ -11,12 +11,14 @@ from rpe_bench.encodings.xlnet import XLNet
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("clamp_len", [None, 4])
-def test_formula(make, reference_equals_formula, causal: bool, clamp_len: int | None) -> None:
-    encoding = make(XLNet, std=1.0, causal=causal, clamp_len=clamp_len)
+@pytest.mark.parametrize("per_head", [True, False])
+def test_formula(make, reference_equals_formula, causal: bool, clamp_len: int | None, per_head: bool) -> None:
+    encoding = make(XLNet, std=1.0, causal=causal, clamp_len=clamp_len, per_head=per_head)
     u, v, W = (p.detach().double().numpy() for p in (encoding.u_HK, encoding.v_HK, encoding.weight_HDK))
 
     def logit(h, i, j, q, k) -> float:
         distance = i - j if clamp_len is None else min(max(i - j, -clamp_len), clamp_len)
+        h = h if per_head else 0
         angles = distance / 10_000 ** (np.arange(0, 8, 2) / 8)
         return ((q + u[h]) @ k + (q + v[h]) @ (np.concatenate((np.sin(angles), np.cos(angles))) @ W[h])) / 2
 

@@ -1,6 +1,11 @@
-"""ALiBi beside transformers (BLOOM, MPT) and x-transformers."""
+"""ALiBi beside transformers (BLOOM, MPT) and x-transformers.
+
+The libraries form slopes and biases in float32. They are run in float64 as well, and there ours is held to that.
+"""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,9 +18,12 @@ from rpe_bench import attention_logits, make_encoding
 from rpe_bench.encodings.alibi import slopes
 
 SHAPES = [(1, 8, 1), (2, 128, 2), (3, 16, 33), (4, 8, 257), (6, 64, 65), (8, 32, 129), (12, 8, 300), (16, 16, 64)]
+SHAPES += [(1, 8, 2048)]
 """Heads, width of a head, tokens."""
 
-BOTH = [(*shape, causal) for shape in SHAPES for causal in (True, False)] + [(1, 8, 2048, False)]
+SINGLE = torch.float32
+
+BOTH = [(*shape, causal) for shape in SHAPES for causal in (True, False)]
 
 
 def setting(heads: int, head_dim: int, length: int, causal: bool, dtype: torch.dtype, **options: str):
@@ -30,14 +38,28 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
+@contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """In float64, libraries that name float32, or take the default, compute in it instead."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype == torch.float64:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            patch.setattr(torch, "float32", torch.float64)
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(SINGLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("heads", "head_dim", "length", "causal"), BOTH)
-def test_logits_of_x_transformers(heads: int, head_dim: int, length: int, causal: bool) -> None:
-    """Its slopes are float32, and exact in it for 1, 2, 4 and 8 heads."""
-    library = AlibiPositionalBias(heads)
-    for dtype in (torch.float32, torch.float64) if heads in (1, 2, 4, 8) else (torch.float32,):
-        encoding, q, k = setting(heads, head_dim, length, causal, dtype)
-        expected = q @ k.mT / math.sqrt(head_dim) + library.to(dtype)(length, length)
-        assert_close(attention_logits(encoding, q, k), expected)
+def test_logits_of_x_transformers(heads: int, head_dim: int, length: int, causal: bool, dtype: torch.dtype) -> None:
+    with computing_in(dtype):
+        bias = AlibiPositionalBias(heads)(length, length)
+    assert bias.dtype == dtype
+    encoding, q, k = setting(heads, head_dim, length, causal, dtype)
+    assert_close(attention_logits(encoding, q, k), q @ k.mT / math.sqrt(head_dim) + bias)
 
 
 def test_logits_of_x_transformers_at_given_positions() -> None:
@@ -52,13 +74,15 @@ def bloom(heads: int, length: int) -> Tensor:
 
 
 @pytest.mark.parametrize("library", [bloom, build_mpt_alibi_tensor], ids=["bloom", "mpt"])
-@pytest.mark.parametrize(("heads", "head_dim", "length"), [*SHAPES, (1, 8, 2048)])
-def test_log_weights_of_transformers(library, heads: int, head_dim: int, length: int) -> None:
-    """Both add a row of keys alone, in float32, which softmax makes equal to distances under a causal mask."""
-    encoding, q, k = setting(heads, head_dim, length, True, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim", "length"), SHAPES)
+def test_log_weights_of_transformers(library, heads: int, head_dim: int, length: int, dtype: torch.dtype) -> None:
+    """Both add a row of keys alone, which softmax makes equal to distances under a causal mask."""
+    encoding, q, k = setting(heads, head_dim, length, True, dtype)
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    row = library(heads, length)
-    assert row.shape == (heads, 1, length)
+    with computing_in(dtype):
+        row = library(heads, length)
+    assert row.shape == (heads, 1, length) and row.dtype == dtype
     expected = (q @ k.mT / math.sqrt(head_dim) + row).masked_fill(hidden, -math.inf).log_softmax(-1)
     found = attention_logits(encoding, q, k).masked_fill(hidden, -math.inf).log_softmax(-1)
     finite = ~hidden.expand(1, heads, -1, -1)

@@ -12,7 +12,9 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_rela
 from rpe_bench import attention_logits, make_encoding
 
 SHAPES = [(1, 8, 1), (2, 128, 2), (3, 16, 33), (4, 8, 257), (6, 64, 65), (8, 32, 129), (12, 8, 300), (16, 16, 64)]
-CASES = [(*shape, causal) for shape in SHAPES for causal in (True, False)] + [(1, 8, 2048, False)]
+CASES = [(*shape, causal) for shape in SHAPES for causal in (True, False)] + [
+    (1, 8, 2048, causal) for causal in (True, False)
+]
 """Heads, width of a head, tokens. The library holds a vector for each pair, which keeps the wide ones short."""
 
 

@@ -57,6 +57,12 @@ class Batch:
         slices = {name: values[part] for name, values in self.slices.items()}
         return Batch(self.tokens_BT[part], self.targets_BT[part], positions, slices, readout)
 
+    def ending(self, length: int, scored: int) -> "Batch":
+        """The last `length` tokens of each example of text, of which the last `scored` targets count."""
+        targets_BT = self.targets_BT[:, -length:].clone()
+        targets_BT[:, : length - scored] = IGNORE
+        return Batch(self.tokens_BT[:, -length:], targets_BT, slices=self.slices)
+
     def to(self, device: torch.device) -> "Batch":
         positions = None if self.positions is None else self.positions.to(device)
         readout = None if self.readout_BP is None else self.readout_BP.to(device)
@@ -86,6 +92,12 @@ class Task(ABC):
     """The token ids that are digits of numbers, where it has any."""
     training_examples: int | None = None
     """The size of a finite training set, or None where every step sees fresh examples."""
+    places: ClassVar[frozenset[str]] = frozenset()
+    """Options that say where something lies, which others identify by what it holds."""
+    last: int | None = None
+    """How many targets at the end of an example evaluation scores, all sizes evaluated ending in the same tokens; None
+    where each size has its own examples, and all of their targets. A size is then the number of tokens, and the end of
+    an example has to be an example itself."""
 
     vocabulary: int
     """Number of input token types; set by __init__."""
@@ -108,6 +120,18 @@ class Task(ABC):
     def sample(self, rng: np.random.Generator, examples: int, size: int) -> Batch:
         """Draw examples of one size; vectorised, and a function of the generator alone."""
 
+    def held_out(self, rng: np.random.Generator, examples: int, size: int) -> Batch:
+        """Draw examples to evaluate on: as `sample`, unless some of what there is must not be trained on."""
+        return self.sample(rng, examples, size)
+
+    def ideal_loss(self, batch: Batch) -> torch.Tensor | None:
+        """What the best of all predictors loses at each target, (B, T) float64 in nats; None where it is not known."""
+        return None
+
+    def pinned(self) -> dict[str, object]:
+        """Options that were left to what is found, as it was found; a run records them, and is identified by them."""
+        return {}
+
     @abstractmethod
     def chance(self, size: int) -> float:
         """Token accuracy of one who knows the rules of the task and nothing of the example."""
@@ -116,3 +140,20 @@ class Task(ABC):
         """Raise ValueError where no problem of this size exists."""
         if size < self.min_size:
             raise ValueError(f"size {size} is too small: {type(self).__name__} needs at least {self.min_size}")
+
+    def check_evaluated(self, size: int) -> None:
+        """As `check_size`, for examples to evaluate on."""
+        self.check_size(size)
+        self.check_last(size)
+
+    def check_last(self, size: int) -> None:
+        """Raise ValueError where examples of this size have fewer targets than are to be scored."""
+        if self.last is not None and size < self.last:
+            raise ValueError(f"size {size} is too small: last={self.last} targets are scored")
+
+    @staticmethod
+    def checked_last(last: int | None) -> int | None:
+        """`last` as given, for a constructor; ValueError where there is no such number of targets."""
+        if last is not None and last < 1:
+            raise ValueError(f"last must be at least 1, or null for all, got {last}")
+        return last

@@ -20,36 +20,68 @@ class Copy(Task):
         targets    .    .    .    .    .    7    3    3   12
 
     Only a symbol can be the answer, so that `classes` is `types`; BOS and SEP are the two input tokens after them.
+
+    Written `times` times, the copies are parted by NEXT, which is then one more answer and is scored too, and comes
+    before BOS and SEP. The later copies can be made of the string or of the copy before, n + 1 tokens back. With
+    times = 2 the sequence has 3n + 2 tokens, 2n + 1 of them scored:
+
+        index      0    1    2    3    4    5    6    7    8    9   10   11   12   13
+        tokens   BOS    7    3    3   12  SEP    7    3    3   12 NEXT    7    3    3
+        targets    .    .    .    .    .    7    3    3   12 NEXT    7    3    3   12
     """
 
     isolates = "relative offset"
     default_train_length = 16
     min_size = 4
     causal = True
+    neutral = {"times": 1}
 
-    def __init__(self, types: int = 16) -> None:
-        """types: number of different symbols, at least 2 (else ValueError)."""
+    def __init__(self, types: int = 16, times: int = 1) -> None:
+        """types: number of different symbols, at least 2.
+
+        times: how often the copy is written, at least 1.
+
+        ValueError where either is out of range.
+        """
         if types < 2:
             raise ValueError(f"types must be at least 2, got {types}")
-        self.classes = types
-        self.bos, self.sep = types, types + 1
-        self.vocabulary = types + 2
+        if times < 1:
+            raise ValueError(f"times must be at least 1, got {times}")
+        self.types = types
+        self.times = times
+        self.next = types
+        self.classes = types + (times > 1)
+        self.bos, self.sep = self.classes, self.classes + 1
+        self.vocabulary = self.classes + 2
 
     def length(self, size: int) -> int:
-        return 2 * size + 1
+        return (1 + self.times) * (size + 1) - 1
+
+    def symbols(self, rng: np.random.Generator, examples: int, size: int) -> np.ndarray:
+        """Draw the strings, (examples, size)."""
+        return rng.integers(self.types, size=(examples, size))
+
+    def written(self, symbols: np.ndarray) -> np.ndarray:
+        """What is to be written of the strings, (examples, size)."""
+        return symbols
 
     def sample(self, rng: np.random.Generator, examples: int, size: int) -> Batch:
-        """Draw examples; tokens and targets are (examples, 2 * size + 1). ValueError where size is too small."""
+        """Draw examples; tokens and targets are (examples, length(size)). ValueError where there is no such size."""
         self.check_size(size)
-        symbols = rng.integers(self.classes, size=(examples, size))
+        symbols = self.symbols(rng, examples, size)
+        once = np.full((examples, size + 1), self.next)
+        once[:, :-1] = self.written(symbols)
+        answer = np.tile(once, self.times)[:, :-1]  # NEXT parts the copies, and does not end the last one
         tokens = np.empty((examples, self.length(size)), dtype=np.int64)
         tokens[:, 0] = self.bos
         tokens[:, 1 : size + 1] = symbols
         tokens[:, size + 1] = self.sep
-        tokens[:, size + 2 :] = symbols[:, :-1]
+        tokens[:, size + 2 :] = answer[:, :-1]
         targets = np.full_like(tokens, IGNORE)
-        targets[:, size + 1 :] = symbols
+        targets[:, size + 1 :] = answer
         return Batch.from_numpy(tokens, targets)
 
     def chance(self, size: int) -> float:
-        return 1 / self.classes
+        """Of symbols; where NEXT stands is known."""
+        copied, parted = self.times * size, self.times - 1
+        return (copied / self.types + parted) / (copied + parted)

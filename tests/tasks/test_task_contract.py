@@ -10,11 +10,18 @@ import pytest
 import torch
 import yaml
 
+from rpe_bench import catalogue
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import IGNORE, Batch, Task
+from rpe_bench.tasks.bytes import Bytes
+from rpe_bench.tasks.copy_repeated import CopyRepeated
+from rpe_bench.tasks.majority import Majority
+from rpe_bench.tasks.parity import Parity
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "task").glob("*.yaml"))
 PROPERTIES = {"absolute index", "relative offset", "content match", "recency", "counting"}
+FEW = (CopyRepeated, Majority, Parity)
+"""Some examples of these are likely enough to occur twice in a batch: one a symbol, or strings of one bit alone."""
 
 
 def build(file: Path) -> Task:
@@ -78,11 +85,16 @@ def test_examples_are_a_function_of_the_generator(task: Task, file: Path) -> Non
 
 def test_examples_of_a_batch_differ(task: Task) -> None:
     batch = task.sample(stream("test"), 64, task.default_train_length)
-    assert len(batch.tokens_BT.unique(dim=0)) == 64
+    different = len(batch.tokens_BT.unique(dim=0))
+    assert different > 20 if isinstance(task, FEW) else different == 64
 
 
 def test_every_token_and_every_answer_occurs(task: Task) -> None:
     batch = task.sample(stream("test"), 2000, task.default_train_length)
+    if isinstance(task, Bytes):  # no text has to hold every byte that there is
+        printable = set(range(32, 127))
+        assert printable <= set(batch.tokens_BT.unique().tolist()) & set(batch.targets_BT.unique().tolist())
+        return
     assert batch.tokens_BT.unique().tolist() == list(range(task.vocabulary))
     assert batch.targets_BT[batch.targets_BT != IGNORE].unique().tolist() == list(range(task.classes))
 
@@ -93,12 +105,18 @@ def test_impossible_sizes_are_refused(task: Task) -> None:
             task.sample(stream("test"), 2, size)
 
 
-def test_the_yaml_shows_every_option_at_its_default(file: Path) -> None:
+def test_the_yaml_shows_every_option(file: Path) -> None:
     options = yaml.safe_load(file.read_text())
-    signature = inspect.signature(type(build(file)))
-    assert {name: option.default for name, option in signature.parameters.items()} == {
-        name: value for name, value in options.items() if name not in ("name", "target")
-    }
+    module = options["target"].split(".")[-2]
+    defaults = {name: option.default for name, option in inspect.signature(type(build(file))).parameters.items()}
+    shown = {name: value for name, value in options.items() if name not in ("name", "target")}
+    assert shown.keys() == defaults.keys()
+    # A file of another name than its class's is there for the options in which it differs.
+    assert (shown == defaults) == (file.stem == module)
+
+
+def test_the_list_names_the_property(file: Path, task: Task) -> None:
+    assert catalogue.summary("task", file.stem).endswith(f" [{task.isolates}]")
 
 
 def test_declarations(task: Task) -> None:
@@ -109,9 +127,9 @@ def test_declarations(task: Task) -> None:
 
 
 def test_one_answer_is_refused(task: Task) -> None:
-    option = next(name for name in ("types", "base") if name in inspect.signature(type(task)).parameters)
-    with pytest.raises(ValueError, match=f"^{option} must be at least 2, got 1$"):
-        type(task)(**{option: 1})
+    for option in {"types", "base"} & inspect.signature(type(task)).parameters.keys():
+        with pytest.raises(ValueError, match=f"^{option} must be at least 2, got 1$"):
+            type(task)(**{option: 1})
 
 
 def test_sampling_is_quick(task: Task) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `rpe-bench run`, `list`, `properties` and `report`.
+"""The command line: `rpe-bench run`, `status`, `list`, `properties` and `report`.
 
 Imports nothing heavy before a command needs it: `rpe-bench --help` answers at once.
 
@@ -18,6 +18,7 @@ from rpe_bench.errors import ConfigError, nearest
 
 COMMANDS = {
     "run": "one run, or with -m a sweep: rpe-bench run [-m] [group=choice ...] [key=value ...]",
+    "status": "how far the runs of a results directory are, also while a sweep goes on",
     "list": "what there is to choose from: encodings, tasks, positions, models, recipes, experiments",
     "properties": "what each encoding can and cannot do, measured",
     "report": "figures and tables of finished runs",
@@ -73,6 +74,8 @@ def _dispatch(arguments: list[str]) -> int:
     parser = Parser("rpe-bench", description="Small Transformers under any positional encoding: how far does each go?")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("run", help=COMMANDS["run"], add_help=False)
+    statuses = commands.add_parser("status", help=COMMANDS["status"])
+    statuses.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
     lists = commands.add_parser("list", help=COMMANDS["list"])
     lists.add_argument("what", nargs="?", metavar="WHAT", help=f"{', '.join(LISTS)}; all of them by default")
     table = commands.add_parser("properties", help=COMMANDS["properties"], description=PROPERTIES)
@@ -83,6 +86,8 @@ def _dispatch(arguments: list[str]) -> int:
     reports.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
     reports.add_argument("--out", type=Path, metavar="DIR", help="where they go; RESULTS_DIR/report by default")
     parsed = parser.parse_args(arguments)
+    if parsed.command == "status":
+        return status(parsed.results_dir)
     if parsed.command == "list":
         if parsed.what and parsed.what not in LISTS:
             known = ", ".join(LISTS)
@@ -111,6 +116,17 @@ def run(arguments: Sequence[str]) -> int:
 
     config = resolve(composed.raw)
     return 0 if composed.shown_only else run_one(config)
+
+
+def status(results_dir: Path) -> int:
+    """How far the runs in a directory are, by task and encoding."""
+    from rpe_bench.status import Status
+
+    try:
+        print(Status.of(results_dir))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"no runs in {results_dir}: there is no directory {results_dir / 'runs'}") from error
+    return 0
 
 
 def _look_here() -> None:
@@ -143,6 +159,7 @@ def list_encodings() -> int:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     known = encodings()
     print(table([facts(name).row() for name in known], width))
+    print("\nlearned by a module: D is the model's width, H its heads, K a head's width, L positions")
     for name in sorted(set(choices("encoding")) - set(known)):
         print(f"\n{name}: {summary('encoding', name)}")
     return 0

@@ -7,7 +7,7 @@ is wrong with it. Keys are documented in conf/.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -116,9 +116,23 @@ class Logger(Section):
         return self
 
 
+class Checkpoint(Section):
+    """When a run writes down what it needs to go on: whichever comes first. Both may be null.
+
+    It does so anyhow at the end of training and where it is interrupted. How often changes no number.
+    """
+
+    steps: Positive | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = 1.0
+
+
 class Sweep(Section):
     workers: Positive | None
     """Jobs at once; null for as many as the cores allow."""
+    retry_failed: bool = True
+    force: bool = False
+    dry_run: bool = False
+    timeout_minutes: Annotated[float, Field(gt=0)] | None = None
 
 
 class Config(Section):
@@ -134,6 +148,7 @@ class Config(Section):
     model: Model
     recipe: Recipe
     evaluation: Evaluation
+    checkpoint: Checkpoint = Checkpoint()
     logger: Logger
     sweep: Sweep
 
@@ -149,7 +164,7 @@ class Config(Section):
     def identity(self) -> dict[str, Any]:
         """All that can change the numbers of a resolved config, and nothing else."""
         config = self.as_dict()
-        for key in ("logger", "results_dir", "sweep"):
+        for key in ("checkpoint", "logger", "results_dir", "sweep"):
             del config[key]
         # The lengths say it all, however they came about.
         del config["evaluation"]["multiples"]
@@ -160,6 +175,9 @@ class Config(Section):
         for group in ("encoding", "task"):
             neutral = load_class(group, config[group]["target"]).neutral
             config[group] = {k: v for k, v in config[group].items() if k not in neutral or v != neutral[k]}
+        # Where a text lies changes nothing; what it says is there by its digest.
+        places = load_class("task", self.task.target).places
+        config["task"] = {k: v for k, v in config["task"].items() if k not in places}
         return config | {"format": FORMAT}
 
     @property
@@ -171,6 +189,11 @@ class Config(Section):
     @property
     def run_dir(self) -> Path:
         return self.results_dir / "runs" / self.run_id
+
+    @property
+    def work_dir(self) -> Path:
+        """Where the run is written: in its place or, under `sweep.force`, beside it until it is finished."""
+        return self.results_dir / "again" / self.run_id if self.sweep.force else self.run_dir
 
     @property
     def train_tokens(self) -> int:
@@ -302,15 +325,15 @@ def _fit(config: Config) -> Config:
     with blamed_on(f"task={name}"):
         train_length = config.recipe.train_length or task.default_train_length
         sizes = config.evaluation.lengths
-        if refusal := _refusal(task, train_length):
+        if refusal := _refusal(task.check_size, train_length):
             errors.append(f"recipe.train_length={train_length}: {refusal}")
         elif sizes is not None:
             given = f"evaluation.lengths={show(sizes)}"
-            errors += [f"{given}: {refusal}" for size in sizes if (refusal := _refusal(task, size))]
+            errors += [f"{given}: {refusal}" for size in sizes if (refusal := _refusal(task.check_evaluated, size))]
         else:
             # Half of a short training length may be no problem at all.
             multiples = [math.floor(multiple * train_length + 0.5) for multiple in config.evaluation.multiples]
-            sizes = [size for size in multiples if not _refusal(task, size)]
+            sizes = [size for size in multiples if not _refusal(task.check_evaluated, size)]
             if max(multiples) > LARGEST:
                 largest = show(max(config.evaluation.multiples))
                 errors.append(
@@ -339,6 +362,7 @@ def _fit(config: Config) -> Config:
     lengths = "fixed" if task.training_examples else config.recipe.lengths
     changes = {
         "device": device,
+        "task": config.task.model_copy(update=task.pinned()),
         "model": config.model.model_copy(update={"causal": causal}),
         "recipe": config.recipe.model_copy(update={"train_length": train_length, "lengths": lengths}),
         "evaluation": config.evaluation.model_copy(update={"lengths": sorted(set(sizes))}),
@@ -348,10 +372,10 @@ def _fit(config: Config) -> Config:
     return config
 
 
-def _refusal(task: Task, size: int) -> str | None:
+def _refusal(check: Callable[[int], None], size: int) -> str | None:
     """Why there is no problem of this size, if so."""
     try:
-        task.check_size(size)
+        check(size)
     except ValueError as error:
         return str(error)
     return None
@@ -376,7 +400,8 @@ def _check_encoding(config: Config, task: Task) -> None:
     if any(encoding.causal_only for encoding in encodings) and not config.model.causal:
         errors.append(f"{label}: has no meaning where a token sees later ones, but model.causal is false")
     for axes in sorted({encoding.axes for encoding in encodings if encoding.axes is not None} - {positions.axes}):
-        errors.append(f"{label}: takes {axes} axes of position, but {' with '.join(had_by)} has {positions.axes}")
+        takes = "1 axis" if axes == 1 else f"{axes} axes"
+        errors.append(f"{label}: takes {takes} of position, but {' with '.join(had_by)} has {positions.axes}")
     reach = min((encoding.longest for encoding in encodings if encoding.longest is not None), default=longest)
     if reach < longest:
         errors.append(
@@ -386,19 +411,24 @@ def _check_encoding(config: Config, task: Task) -> None:
     if errors:
         raise ConfigError(*errors)
     if positions.fractions:
+        halves = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
         with blamed_on(f"{remapped}: {label}"), _apart():
-            _try_fractions(config, task, encodings, positions.axes)
+            _try(config, encodings, halves[:, None].expand(3, positions.axes))
+    if positions.axes > 1 and any(encoding.longest is not None for encoding in encodings):
+        # A table may be long enough along one axis alone.
+        corners = torch.tensor([[0] * positions.axes, [extent - 1 for extent in positions.max_extents]])
+        with blamed_on(label), _apart():
+            _try(config, encodings, corners)
 
 
 @torch.no_grad()
-def _try_fractions(config: Config, task: Task, encodings: list[Encoding], axes: int) -> None:
-    """A forward pass at positions that are not whole: ValueError of an encoding that has no place for them."""
+def _try(config: Config, encodings: list[Encoding], positions_TA: torch.Tensor) -> None:
+    """A forward pass at given positions: ValueError of an encoding that has no place for them."""
     assert config.model.causal is not None
     sizes = {"layers": config.model.layers, "dim": config.model.dim, "heads": config.model.heads}
     model = Transformer(vocabulary=1, classes=1, causal=config.model.causal, encodings=encodings, **sizes)
     model.reset_parameters(config.seed)
-    halves = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    model.eval()(torch.zeros(1, 3, dtype=torch.int64), halves[None, :, None].expand(1, 3, axes))
+    model.eval()(torch.zeros(1, len(positions_TA), dtype=torch.int64), positions_TA[None])
 
 
 @contextmanager

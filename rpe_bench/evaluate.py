@@ -39,6 +39,14 @@ class Scores:
     baselines: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class Floor:
+    """The rows of one length of what the best of all predictors loses."""
+
+    evaluation: dict[str, float]
+    positions: list[dict[str, float]]
+
+
 @torch.no_grad()
 def score(model: Transformer, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Per token of the targets: loss in nats (float64), whether the likeliest answer is right, whether it is scored."""
@@ -118,6 +126,20 @@ def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tens
     frequencies = batch.targets_BT[scored].bincount()
     scores.baselines = {"length": size, "chance": chance, "majority": int(frequencies.max()) / tokens}
     return scores
+
+
+def floor_of(size: int, batch: Batch, ideal_BT: Tensor) -> Floor:
+    """Tables of one length from the ideal loss of each token, (B, T) in nats, over the tokens that are scored."""
+    scored = batch.targets_BT != IGNORE
+    counts_T, losses_T = scored.sum(0), ideal_BT.masked_fill(~scored, 0.0).sum(0)
+
+    def row(place: Tensor) -> dict[str, float]:
+        tokens = int(counts_T[place].sum())
+        loss = float(losses_T[place].sum()) / tokens
+        return {"length": size, "tokens": tokens, "loss": loss, "perplexity": _exp(loss)}
+
+    places = counts_T.nonzero().flatten()
+    return Floor(row(places), [{"position": int(place)} | row(place) for place in places])
 
 
 def _exp(loss: float) -> float:

@@ -4,7 +4,8 @@
     run.json         status, times, sizes, speed, versions, commit and host; a run is finished when this says so
     train.csv  eval.csv  positions.csv  slices.csv  baselines.csv      the columns of rpe_bench.schema.TABLES
     training_set.csv                                                   the same, where a task has a finite training set
-    checkpoint.pt    whatever was given to `Record.checkpoint`
+    floor.csv  floor_positions.csv                                     the same, where the ideal loss of a task is known
+    checkpoint.pt    what a run goes on from: weights, optimiser, counters and the rows of train.csv
 
 Every file appears whole, by writing to a temporary name and renaming, so that a reader never sees half of one.
 """
@@ -13,16 +14,16 @@ import csv
 import importlib.metadata
 import io
 import json
-import os
+import pickle
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import time
 import traceback
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +33,8 @@ import yaml
 
 from rpe_bench.config import Config
 from rpe_bench.errors import one_line
+from rpe_bench.files import atomic, damage, is_whole, read_record, write_text
+from rpe_bench.ledger import now
 from rpe_bench.schema import FORMAT, TABLES
 
 if TYPE_CHECKING:
@@ -46,8 +49,12 @@ NOTES = (
     "train_seconds",
     "evaluation_seconds",
     "tokens_per_second",
+    "resumed_from_step",
 )
-"""What `Record.note` adds to run.json; null until noted."""
+"""What `Record.note` adds to run.json; null until noted. Training's seconds are those of all attempts together."""
+
+CHECKPOINT = 1
+"""Version of checkpoint.pt, of which no number depends: one of another version is not gone on from."""
 
 FLUSH_SECONDS = 5.0
 """train.csv is rewritten at most this often while the run goes on."""
@@ -65,15 +72,22 @@ class Record:
             record.checkpoint(state)
 
     On entry the directory holds config.yaml and a run.json that says "running"; whatever an unfinished attempt left
-    there is removed. On exit run.json says "finished", "failed" (with the exception, which is raised on) or, after an
-    interrupt or a SystemExit, "interrupted". Set torch's number of threads before entering: it is recorded there.
+    there is removed, but for a checkpoint that can be gone on from, which is then in `kept`. On exit run.json says
+    "finished", "failed" (with the exception, which is raised on) or, after an interrupt or a SystemExit, "interrupted".
+    Set torch's number of threads before entering: it is recorded there.
+
+    Attributes:
+        kept: what was last given to `checkpoint` by an attempt that was cut short: interrupted, killed or out of room.
+            After any other failure the run starts again, since what it had computed may be what was wrong.
 
     Raises:
         FileExistsError: on entry, where the directory holds a finished run.
     """
 
+    kept: dict[str, Any] | None = None
+
     def __init__(self, config: Config) -> None:
-        self.directory = config.run_dir
+        self.directory = config.work_dir
         self._config = config
         self._mirror: WandbMirror | None = None
         self._train: list[dict[str, Any]] = []
@@ -81,8 +95,12 @@ class Record:
 
     def __enter__(self) -> Self:
         config = self._config
-        if status(self.directory) == "finished":
-            raise FileExistsError(f"{self.directory} holds a finished run, which is never overwritten")
+        before = read_record(self.directory)
+        if before.get("status") == "finished" and not config.sweep.force:
+            problem = damage(self.directory, before)
+            if problem is None:
+                raise FileExistsError(f"{self.directory} holds a finished run, which is never overwritten")
+            self._say(f"{problem}: it is run again")
         self.directory.mkdir(parents=True, exist_ok=True)
         self._started = time.perf_counter()
         if config.device == "cuda":
@@ -102,7 +120,11 @@ class Record:
         }
         # First, so that files of an earlier attempt are never taken for those of a finished run.
         self._write_facts()
-        for name in ("config.yaml", "checkpoint.pt", *(f"{table}.csv" for table in TABLES)):
+        self.kept = self._read_checkpoint()
+        obsolete = ["config.yaml", *(f"{table}.csv" for table in TABLES)]
+        if self.kept is None:
+            obsolete.append("checkpoint.pt")
+        for name in obsolete:
             (self.directory / name).unlink(missing_ok=True)
         for leftover in self.directory.glob(".*.tmp"):
             leftover.unlink()
@@ -121,6 +143,10 @@ class Record:
                 tags=[config.encoding.name, config.task.name, config.recipe.name, *config.logger.tags],
                 config=resolved,
             )
+        if self.kept is not None:
+            self._train = self.kept["train"]
+            if self._mirror and self._train:
+                self._mirror.log("train", list(self._train))
         return self
 
     def __exit__(
@@ -135,6 +161,8 @@ class Record:
                 "message": str(error),
                 "traceback": "".join(traceback.format_exception(error)),
             }
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            (self.directory / "checkpoint.pt").unlink(missing_ok=True)
         facts["finished"] = now()
         facts["seconds"] = time.perf_counter() - self._started
         facts["peak_memory_bytes"] = peak_memory_bytes()
@@ -142,7 +170,11 @@ class Record:
             facts["peak_gpu_memory_bytes"] = torch.cuda.max_memory_allocated()
         try:
             self._flush_train()
+            if error is None:
+                facts["bytes"] = {path.name: path.stat().st_size for path in self._written()}
             self._write_facts()
+            if error is None:
+                put_in_place(self._config)
         finally:
             if self._mirror:
                 self._mirror.close(self._summary(error), exit_code=0 if error is None else 1)
@@ -167,9 +199,39 @@ class Record:
             self._mirror.log(name, plain)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write checkpoint.pt with torch.save."""
+        """Write checkpoint.pt with torch.save: `state`, and what of this record a later attempt needs."""
+        about = {"format": CHECKPOINT, "run_id": self._config.run_id, "versions": self._facts["versions"]}
+        content = io.BytesIO()  # torch's own writer makes a RuntimeError of a full disk
+        torch.save({**state, **about, "train": self._train}, content)
         with atomic(self.directory / "checkpoint.pt") as temporary:
-            torch.save(dict(state), temporary)
+            temporary.write_bytes(content.getbuffer())
+
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        """A checkpoint of this run that can be gone on from; None, and said why, where none can."""
+        path = self.directory / "checkpoint.pt"
+        if not path.exists():
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:  # torch's own reader leaves the checksums alone
+                damaged = archive.testzip()
+            if damaged is None:
+                kept = torch.load(path, map_location=self._config.device, weights_only=True)
+        except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+            damaged = "all of it"
+        versions = self._facts["versions"]
+        if damaged is not None:
+            problem = "is damaged"
+        elif not isinstance(kept, dict) or kept.get("format") != CHECKPOINT:
+            problem = "is of another format"
+        elif kept.get("run_id") != self._config.run_id:
+            problem = f"is of another run, {kept.get('run_id')}"
+        elif kept.get("versions") != versions:
+            changed = [name for name, version in versions.items() if kept["versions"].get(name) != version]
+            problem = f"was written with another version of {', '.join(changed)}"
+        else:
+            return kept
+        self._say(f"checkpoint.pt {problem}: the run starts again")
+        return None
 
     def note(self, **facts: Any) -> None:
         """Set facts of run.json, by the names in NOTES; they are in the file when the run ends.
@@ -180,6 +242,16 @@ class Record:
         if unknown := facts.keys() - set(NOTES):
             raise ValueError(f"run.json has no {', '.join(sorted(unknown))}; it takes {', '.join(NOTES)}")
         self._facts.update(facts)
+
+    def _written(self) -> Iterator[Path]:
+        """The files that a finished run consists of, besides run.json."""
+        for name in ("config.yaml", "checkpoint.pt", *(f"{table}.csv" for table in TABLES)):
+            if (self.directory / name).exists():
+                yield self.directory / name
+
+    def _say(self, line: str) -> None:
+        # As the W&B mirror does, so that a sweep passes it on.
+        print(f"rpe-bench: {self._config.run_id}: {line}", file=sys.stderr, flush=True)
 
     def _flush_train(self) -> None:
         write_text(self.directory / "train.csv", to_csv(TABLES["train"], self._train))
@@ -193,42 +265,21 @@ class Record:
         return facts if error is None else {**facts, "exception": one_line(error)}
 
 
-def read_record(directory: Path) -> dict[str, Any]:
-    """A run's run.json; empty where there is none, or what is there is no JSON object in UTF-8.
+def put_in_place(config: Config) -> None:
+    """Let a run that was made beside a finished one, under `sweep.force`, take its place, now that it is finished too.
 
-    Raises:
-        OSError: it is there and cannot be read, such as a directory in its place.
+    Where that was cut short, calling it once more completes it.
     """
-    try:
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # the latter for what is neither JSON nor UTF-8
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def status(directory: Path) -> str | None:
-    """What run.json says of a run: "running", "finished", "failed" or "interrupted"; None where it says nothing.
-
-    "running" is also what a run that was killed outright leaves behind. OSError as from `read_record`.
-    """
-    return read_record(directory).get("status")
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, as it is, so that readers see the old file or the new one."""
-    with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+    new, place = config.results_dir / "again" / config.run_id, config.run_dir
+    if not is_whole(new):
+        return
+    old = new.with_name(f"{new.name}.old")
+    if place.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def to_csv(columns: Iterable[str], rows: Iterable[Row]) -> str:
@@ -309,8 +360,3 @@ def peak_memory_bytes() -> int:
     """The most main memory that this process has held, since it began rather than since the run did."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
-
-
-def now() -> str:
-    """The time in UTC as ISO 8601, in milliseconds: two attempts at a run may follow within a second."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 import torch
 
 from rpe_bench.config import Config
-from rpe_bench.evaluate import Scores, score, summarise
+from rpe_bench.evaluate import Scores, floor_of, score, summarise
+from rpe_bench.interrupts import held_back
 from rpe_bench.model import Transformer
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import Batch, Task
-from rpe_bench.train import Progress, train, training_set
+from rpe_bench.train import Progress, State, make_optimiser, train, training_set
 
 
 def build_model(config: Config) -> Transformer:
@@ -37,7 +38,8 @@ def build_model(config: Config) -> Transformer:
 
 
 def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
-    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv, and of training_set.csv if the task has one.
+    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv; of training_set.csv if the task has one, and
+    of floor.csv and floor_positions.csv if it knows the ideal loss.
 
     The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones; and
     so, with the number of the draw, do the positions that they are remapped to.
@@ -55,21 +57,39 @@ def evaluate(config: Config, task: Task, model: Transformer, device: torch.devic
 
     tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
     for size in config.evaluation.lengths:
-        rng = stream("evaluation", config.task.name, config.evaluation.seed, size)
-        batch = task.sample(rng, config.evaluation.examples, size)
+        batch = examples_of(config, task, size)
         scores = scores_of(batch, size)
         split = "train_lengths" if size <= longest else "extrapolation"
         tables["eval"].append(scores.evaluation | {"split": split})
         tables["positions"] += scores.positions
         tables["slices"] += scores.slices
         tables["baselines"].append(scores.baselines)
+        if (ideal := task.ideal_loss(batch)) is not None:
+            floor = floor_of(size, batch, ideal)
+            tables.setdefault("floor", []).append(floor.evaluation)
+            tables.setdefault("floor_positions", []).extend(floor.positions)
     if (examples := training_set(task, config.seed, longest)) is not None:
         tables["training_set"] = [scores_of(examples, longest).evaluation]
     return tables
 
 
+def examples_of(config: Config, task: Task, size: int) -> Batch:
+    """The examples that a run is evaluated on at one size.
+
+    Where the task scores the last tokens alone, they are the ends of the examples of the largest size: all sizes then
+    have the same tokens scored, after contexts that differ in their length alone.
+    """
+    assert config.evaluation.lengths is not None  # resolved
+    drawn = size if task.last is None else max(config.evaluation.lengths)
+    rng = stream("evaluation", config.task.name, config.evaluation.seed, drawn)
+    batch = task.held_out(rng, config.evaluation.examples, drawn)
+    return batch if task.last is None else batch.ending(size, task.last)
+
+
 def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> None:
     """Train and evaluate a resolved config, and keep the account of it in its run directory.
+
+    A run that was cut short goes on from its last checkpoint, and ends with the bytes that it would have ended with.
 
     Args:
         tell: is given a line on how far the run is, whenever there is news.
@@ -80,29 +100,58 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
     """
     torch.set_num_threads(config.threads)
     device = torch.device(config.device)
+    recipe = config.recipe
     with Record(config) as record:
         task = config.build_task()
         model = build_model(config).to(device)
         record.note(
-            train_length=config.recipe.train_length,
+            train_length=recipe.train_length,
             train_tokens=config.train_tokens,
             max_tokens=config.max_tokens,
             parameters=sum(p.numel() for p in model.parameters()),
             encoding_parameters=sum(p.numel() for p in model.encodings.parameters()),
         )
-        started = time.perf_counter()
+        state = State(make_optimiser(model, recipe))
+        if record.kept is not None:
+            model.load_state_dict(record.kept["model"])
+            state.load(record.kept)
+            record.note(resumed_from_step=state.step)
+        is_due = _due(config)
 
         def log(progress: Progress) -> None:
             record.train(asdict(progress))
-            left = (time.perf_counter() - started) / progress.step * (config.recipe.steps - progress.step)
-            tell(f"step {progress.step}/{config.recipe.steps}, loss {progress.loss:.4g}, {left:.0f} s of training left")
+            left = state.seconds / progress.step * (recipe.steps - progress.step)
+            tell(f"step {progress.step}/{recipe.steps}, loss {progress.loss:.4g}, {left:.0f} s of training left")
 
-        optimiser, progress = train(config, task, model, device, log)
-        trained = time.perf_counter()
-        record.note(train_seconds=trained - started, tokens_per_second=progress.tokens / (trained - started))
-        # Data and weights are functions of (seed, step): there is no generator whose state would have to be kept.
-        record.checkpoint({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": progress.step})
+        with held_back() as stop:
+
+            def keep(state: State) -> None:
+                if is_due(state.step) or stop.made:
+                    record.checkpoint(state.as_dict() | {"model": model.state_dict()})
+                if stop.made and state.step < recipe.steps:
+                    raise KeyboardInterrupt(f"interrupted at step {state.step} of {recipe.steps}")
+
+            train(config, task, model, device, log, state, keep)
+        record.note(train_seconds=state.seconds, tokens_per_second=state.tokens / state.seconds)
+        began = time.perf_counter()
         tell(f"evaluating at lengths {', '.join(map(str, config.evaluation.lengths or []))}")
         for name, rows in evaluate(config, task, model, device).items():
             record.table(name, rows)
-        record.note(evaluation_seconds=time.perf_counter() - trained)
+        record.note(evaluation_seconds=time.perf_counter() - began)
+
+
+def _due(config: Config) -> Callable[[int], bool]:
+    """Whether a checkpoint is to be written after so many steps: at the last, and as often as `checkpoint` says."""
+    steps, minutes = config.checkpoint.steps, config.checkpoint.minutes
+    written = time.monotonic()
+
+    def is_due(step: int) -> bool:
+        nonlocal written
+        by_steps = steps is not None and step % steps == 0
+        by_time = minutes is not None and time.monotonic() - written >= 60 * minutes
+        due = by_steps or by_time or step == config.recipe.steps
+        if due:
+            written = time.monotonic()
+        return due
+
+    return is_due

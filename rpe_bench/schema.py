@@ -49,11 +49,19 @@ TABLES = {
         "accuracy": "float64",
     },
     "baselines": {"length": "int64", "chance": "float64", "majority": "float64"},
+    "floor": {"length": "int64", "tokens": "int64", "loss": "float64", "perplexity": "float64"},
+    "floor_positions": {
+        "length": "int64",
+        "position": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+    },
 }
 """The columns of NAME.csv, in order, with their types in a DataFrame."""
 
 SPLITS = ("train_lengths", "extrapolation")
 """What the rows of eval.csv are of, by length: examples that nothing was trained on, in both."""
 
-OPTIONAL = frozenset({"training_set"})
-"""Tables that only some runs have: those of a task with a finite training set."""
+OPTIONAL = frozenset({"training_set", "floor", "floor_positions"})
+"""Tables that only some runs have: those of a task with a finite training set, or whose ideal loss is known."""

@@ -27,16 +27,30 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+import yaml
 from omegaconf import DictConfig
 
+from rpe_bench import ledger
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
 from rpe_bench.errors import ConfigError, one_line
-from rpe_bench.record import now, read_record, write_text
+from rpe_bench.files import damage, is_whole, read_record, write_text
+from rpe_bench.ledger import now
+from rpe_bench.locks import Held, Watch, clear, hold, lock_path, look, machine, start_of
+from rpe_bench.record import put_in_place
 from rpe_bench.schema import FORMAT
+from rpe_bench.status import duration, rate
 
-GRACE = 10.0
+GRACE = 8.0
 """Seconds that interrupted runs have to end by themselves."""
+POLL = 1.0
+"""Seconds between two looks at the locks of others."""
+SAMPLE = 50
+"""Runs by which the time of others is estimated."""
+STOPS = {signal.SIGINT, signal.SIGTERM}
+"""Signals by which a sweep is asked to end."""
+HELD = 75
+"""Exit status of a process that found another at its run: "temporary failure" in sysexits.h."""
 TERMINATED = 128 + signal.SIGTERM
 """Exit status of a process that was asked to end, as shells have it."""
 LISTED = 20
@@ -52,22 +66,37 @@ class Job:
 # Records
 
 
+def as_marked(config: Config) -> Config:
+    """`sweep.force` is for what was finished when the sweep began, and has had a place beside it since: see `mark`."""
+    if config.sweep.force and not config.work_dir.exists():
+        return config.model_copy(update={"sweep": config.sweep.model_copy(update={"force": False})})
+    return config
+
+
 def record_of(config: Config) -> dict[str, Any]:
     """A run's run.json; empty where there is none, or, while runs go on, none that can be read."""
     with contextlib.suppress(OSError):
-        return read_record(config.run_dir)
+        return read_record(as_marked(config).work_dir)
     return {}
 
 
 def is_finished(config: Config) -> bool:
-    return record_of(config).get("status") == "finished"
+    """Whether the run is finished and all its files are as they were written."""
+    with contextlib.suppress(OSError):
+        return is_whole(as_marked(config).work_dir)
+    return False
+
+
+def lock_of(config: Config) -> Path:
+    return lock_path(config.results_dir, config.run_id)
 
 
 def record_failure(config: Config, kind: str, message: str, trace: str) -> str | None:
-    """Say in run.json that a run failed, for one that could not say so itself.
+    """Say in run.json and in the ledger that a run failed, for one that could not say so itself.
 
     Returns a line to be shown where that cannot be written, on a disk that is full for instance: the other runs go on.
     """
+    config = as_marked(config)
     failure = {
         "format": FORMAT,
         "run_id": config.run_id,
@@ -75,11 +104,12 @@ def record_failure(config: Config, kind: str, message: str, trace: str) -> str |
         "exception": {"type": kind, "message": message, "traceback": trace},
         "finished": now(),
     }
+    reason = " ".join(f"{kind}: {message}".split())
+    ledger.append(config.results_dir, "failed", run_id=config.run_id, reason=reason)
     try:
-        config.run_dir.mkdir(parents=True, exist_ok=True)
-        write_text(config.run_dir / "run.json", json.dumps(record_of(config) | failure, indent=2) + "\n")
+        config.work_dir.mkdir(parents=True, exist_ok=True)
+        write_text(config.work_dir / "run.json", json.dumps(record_of(config) | failure, indent=2) + "\n")
     except OSError as error:
-        reason = " ".join(f"{kind}: {message}".split())
         return f"rpe-bench: {config.run_id}: {reason} (run.json cannot be written: {error.strerror})"
     return None
 
@@ -90,16 +120,22 @@ def has_ended(config: Config, before: dict[str, Any]) -> bool:
     return record != before and record.get("status") in ("finished", "failed", "interrupted")
 
 
+def reason_of(record: Mapping[str, Any]) -> str:
+    """Why a run is not finished, by its record."""
+    exception = record.get("exception") or {"type": "Exit", "message": "the process ended before the run did"}
+    if record.get("status") == "interrupted":
+        return exception["message"] or "interrupted"
+    return " ".join(f"{exception['type']}: {exception['message']}".split())
+
+
 def describe_failure(config: Config) -> str:
     """Why a run is not finished, on one line."""
     record = record_of(config)
     if not record:
         return f"{config.run_id}: did not run"
-    exception = record.get("exception") or {"type": "Exit", "message": "the process ended before the run did"}
-    reason = " ".join(f"{exception['type']}: {exception['message']}".split())
-    if record.get("status") == "interrupted":
-        reason = exception["message"] or "interrupted"
-    return f"{config.run_id}: {reason} (see {config.run_dir / 'run.json'})"
+    if record.get("status") == "finished":  # but for its files
+        return f"{config.run_id}: {damage(as_marked(config).work_dir, record)}"
+    return f"{config.run_id}: {reason_of(record)} (see {as_marked(config).work_dir / 'run.json'})"
 
 
 def check_writable(results_dir: Path) -> None:
@@ -182,41 +218,100 @@ def perform(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
 
 
 def attempt(config: Config, work: Callable[[Config], None] = perform) -> bool:
-    """One run, in this process: whether it finished. What it raises goes into its record, and no further."""
-    before = record_of(config)
+    """One run, in this process: whether it finished. What it raises goes into its record, and no further.
+
+    Raises:
+        Held: another process is at it.
+    """
     try:
-        work(config)
-    except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
-        if isinstance(error, SystemExit) or not has_ended(config, before):
-            trouble = record_failure(config, type(error).__name__, str(error), traceback.format_exc())
-            if trouble:
-                print(trouble, file=sys.stderr, flush=True)
-    return is_finished(config)
+        return _attempt(config, work)
+    except OSError as error:  # no lock can be written, on a disk that is full for instance
+        print(f"rpe-bench: {config.run_id}: {one_line(error)}", file=sys.stderr, flush=True)
+        return False
+
+
+def _attempt(config: Config, work: Callable[[Config], None]) -> bool:
+    with hold(lock_of(config)):
+        put_in_place(config)
+        config = as_marked(config)
+        if not config.sweep.force and is_finished(config):  # by another process, since it was looked at
+            return True
+        before = record_of(config)
+        ledger.append(config.results_dir, "started", run_id=config.run_id)
+        began = time.monotonic()
+        try:
+            work(config)
+        except KeyboardInterrupt as error:
+            ledger.append(config.results_dir, "interrupted", run_id=config.run_id, reason=str(error))
+            raise
+        except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
+            if isinstance(error, SystemExit) or not has_ended(config, before):
+                trouble = record_failure(config, type(error).__name__, str(error), traceback.format_exc())
+                if trouble:
+                    print(trouble, file=sys.stderr, flush=True)
+            else:
+                ledger.append(config.results_dir, "failed", run_id=config.run_id, reason=one_line(error))
+            return False
+        if finished := is_finished(config):
+            seconds = round(time.monotonic() - began, 3)
+            ledger.append(config.results_dir, "finished", run_id=config.run_id, seconds=seconds)
+        return finished
 
 
 def job(composed: DictConfig) -> None:
     """A job of a sweep as launchers other than the pool call it, in a process of theirs."""
-    attempt(resolve(as_data(composed)))
+    with contextlib.suppress(Held):  # the sweep comes back to it
+        attempt(resolve(as_data(composed)))
 
 
 def run_one(config: Config) -> int:
     """Run what was asked for, unless it is finished; returns the exit status."""
+    if config.sweep.dry_run:
+        return dry_run([Job([], config)])
     check_places([config])
-    if is_finished(config):
+    if is_finished(config) and not config.sweep.force:
         print(f"{config.run_id}: finished already, in {config.run_dir}")
         return 0
-    print(f"{config.run_id}: started, in {config.run_dir}", flush=True)
+    if not config.sweep.retry_failed and record_of(config).get("status") == "failed":
+        print(f"{describe_failure(config)}; sweep.retry_failed=true tries it again", file=sys.stderr)
+        return 1
+    mark([config])
+    before, terminate = record_of(config), signal.signal(signal.SIGTERM, _interrupt)
     try:
+        wait_for_others([config])
+        if has_ended(config, before) and is_finished(config):
+            print(f"{config.run_id}: finished by another process, in {config.run_dir}")
+            return 0
+        print(f"{config.run_id}: started, in {config.run_dir}", flush=True)
         if not attempt(config, partial(perform, tell=tell_on_terminal)):
             print(describe_failure(config), file=sys.stderr)
             return 1
-    except KeyboardInterrupt:
-        print(f"{config.run_id}: interrupted; the same command runs it again", file=sys.stderr)
+    except Held as error:  # by one who came in between
+        print(f"{config.run_id}: is being run by {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        if str(error).startswith("interrupted at step"):
+            print(f"{config.run_id}: {error}; the same command goes on from there", file=sys.stderr)
+        else:
+            print(f"{config.run_id}: interrupted; the same command runs it again", file=sys.stderr)
         return 130
     finally:
+        signal.signal(signal.SIGTERM, terminate)
         tell_on_terminal("")
     print(f"{config.run_id}: finished, in {config.run_dir}")
     return 0
+
+
+def wait_for_others(configs: Sequence[Config]) -> None:
+    """Wait until no other process is at any of these runs."""
+    watch, said = Watch(), False
+    while held := [config for config in configs if watch.is_held(lock_of(config))]:
+        if not said:
+            said = True
+            seen = look(lock_of(held[0]))
+            which = held[0].run_id if len(held) == 1 else f"{len(held)} runs"
+            print(f"{which}: waiting for {Held(seen.owner if seen else {})}", file=sys.stderr, flush=True)
+        time.sleep(POLL)
 
 
 def tell_on_terminal(line: str) -> None:
@@ -225,29 +320,171 @@ def tell_on_terminal(line: str) -> None:
         print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+def mark(configs: Iterable[Config]) -> None:
+    """Give each finished run that `sweep.force` wants once more a place beside it, from where it will replace it.
+
+    Where such places are left, of a sweep that was cut short, it goes on with those alone.
+    """
+    forced = [config for config in configs if config.sweep.force and is_whole(config.run_dir)]
+    if any(config.work_dir.exists() for config in forced):
+        return
+    for config in forced:
+        config.work_dir.mkdir(parents=True)
+
+
+@dataclass
+class Plan:
+    """The jobs of a sweep, each run once, by what is to become of them."""
+
+    all: list[Job]
+    finished: list[Job]
+    failed: list[Job]
+    """Before; run again under `sweep.retry_failed`."""
+    others: list[Job]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> "Plan":
+        by_place: dict[Path, Job] = {}  # rather than by id: a sweep may ask for the same runs in several places
+        for job in jobs:
+            by_place.setdefault(job.config.run_dir, job)
+        plan = cls(list(by_place.values()), [], [], [])
+        for job in plan.all:
+            if is_finished(job.config):
+                plan.finished.append(job)
+            elif record_of(job.config).get("status") == "failed":
+                plan.failed.append(job)
+            else:
+                plan.others.append(job)
+        return plan
+
+    @property
+    def retries(self) -> bool:
+        return self.all[0].config.sweep.retry_failed
+
+    @property
+    def todo(self) -> list[Job]:
+        chosen = [*self.others, *(self.failed if self.retries else [])]
+        places = {job.config.run_dir for job in chosen}
+        return [job for job in self.all if job.config.run_dir in places]
+
+    def __str__(self) -> str:
+        counts = [f"{len(self.finished)} finished"]
+        if self.failed:
+            counts.append(f"{len(self.failed)} failed before")
+        counts.append(f"{len(self.others)} to run")
+        end = "" if not self.failed else "; failed ones too" if self.retries else "; failed ones are left"
+        return f"{len(self.all)} jobs: {', '.join(counts)}{end}"
+
+
 def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
-    by_place: dict[Path, Job] = {}  # rather than by id: a sweep may ask for the same runs in several places
-    for job in jobs:
-        by_place.setdefault(job.config.run_dir, job)
-    unique = list(by_place.values())
-    check_places([job.config for job in unique])
-    todo = [job for job in unique if not is_finished(job.config)]
-    print(f"{len(unique)} jobs: {len(unique) - len(todo)} finished, {len(todo)} to run", flush=True)
-    if not todo:
-        return 0
+    if jobs[0].config.sweep.dry_run:
+        return dry_run(jobs)
+    check_places([job.config for job in jobs])
+    for place in dict.fromkeys(job.config.results_dir for job in jobs):
+        clear(place)
+    mark(job.config for job in jobs)
+    plan = Plan.of(jobs)
+    print(plan, flush=True)
+    unique, todo = plan.all, plan.todo
+    tell_ledger("sweep", todo)
     try:
-        launch(todo)
+        before = [record_of(job.config) for job in todo]
+        remaining = todo
+        while remaining:
+            launch(remaining)
+            # Those that another sweep was at: it may have finished them, or left them to us.
+            remaining = [job for job in remaining if look(lock_of(job.config)) and not is_finished(job.config)]
+            wait_for_others([job.config for job in remaining])
+            remaining = [
+                job
+                for job in remaining
+                if not is_finished(job.config)
+                and not (record_of(job.config).get("status") == "failed" and record_of(job.config) not in before)
+            ]
     except KeyboardInterrupt:
+        tell_ledger("sweep interrupted", todo)
         finished = sum(is_finished(job.config) for job in unique)
         print(f"interrupted: {finished} of {len(unique)} finished; the same command runs the others", file=sys.stderr)
         return 130
     except BrokenExecutor as error:  # a worker that joblib's jobs share was killed, and took the others with it
         print(f"the launcher broke down: {one_line(error)}", file=sys.stderr)
-    failed = [job.config for job in todo if not is_finished(job.config)]
+    if todo:
+        tell_ledger("sweep ended", todo)
+    failed = [job.config for job in unique if not is_finished(job.config)]
     if failed:
         print(f"{len(failed)} of {len(unique)} runs failed:", *map(describe_failure, failed), sep="\n", file=sys.stderr)
     return 1 if failed else 0
+
+
+def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
+    """What a sweep is about to do, or has done, in each of its results directories."""
+    me = {"machine": machine(), "started": start_of(os.getpid())}
+    for place in dict.fromkeys(job.config.results_dir for job in jobs):
+        here = [job.config for job in jobs if job.config.results_dir == place]
+        if event == "sweep":
+            ledger.append(place, event, **me, workers=workers_of(here), runs=[config.run_id for config in here])
+        else:
+            ledger.append(place, event, **me, finished=sum(map(is_finished, here)), of=len(here))
+
+
+def dry_run(jobs: Sequence[Job]) -> int:
+    """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
+    plan = Plan.of(jobs)
+    todo = plan.todo
+    if forced := [job for job in plan.finished if job.config.sweep.force]:
+        todo = [job for job in plan.all if job in todo or job in forced]
+    print(plan)
+    for job in plan.all:
+        record = record_of(job.config)
+        about = "" if record.get("status") in (None, "finished") else f" ({record['status']} before)"
+        verb = "would run" if job in todo else "finished" if job in plan.finished else "would leave"
+        print(f"{verb:11}  {job.config.run_id}{about}")
+    if todo:
+        workers = workers_of([job.config for job in todo])
+        seconds = estimate([job.config for job in plan.all], [job.config for job in todo], workers)
+        at_once = f"{workers} at once" if workers > 1 else "one after the other"
+        print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {at_once}")
+    return 0
+
+
+def estimate(known: Sequence[Config], todo: Sequence[Config], workers: int) -> float | None:
+    """Seconds that runs will take, by those of `known` that are finished, or else by others in the same place."""
+    spent: dict[str, list[float]] = {}
+    candidates = [*known]
+    if not any(is_whole(config.run_dir) for config in known):
+        directories = sorted((known[0].results_dir / "runs").glob("*/config.yaml"))[:SAMPLE]
+        candidates = [config for path in directories if (config := _read_config(path)) is not None]
+    for config in candidates:
+        with contextlib.suppress(OSError):
+            record = read_record(config.run_dir)
+            seconds = [record.get(name) for name in ("train_seconds", "evaluation_seconds")]
+            if record.get("status") == "finished" and all(isinstance(part, float) for part in seconds):
+                for group in (config.encoding.name, "any"):
+                    total = spent.setdefault(group, [0.0, 0.0])
+                    total[0] += sum(part for part in seconds if part)
+                    total[1] += effort(config)
+    if not spent:
+        return None
+    costs = []
+    for config in todo:
+        seconds_of_some, effort_of_them = spent.get(config.encoding.name, spent["any"])
+        costs.append(effort(config) * seconds_of_some / effort_of_them)
+    return max(sum(costs) / workers, *costs)
+
+
+def _read_config(path: Path) -> Config | None:
+    """The config of a run that is already there, whose classes may not be."""
+    try:
+        config = Config.load(path)
+        return config if config.run_dir == path.parent else config.model_copy(update={"results_dir": path.parents[2]})
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def workers_of(configs: Sequence[Config]) -> int:
+    """How many runs go on at once in the pool."""
+    return configs[0].sweep.workers or max(1, available_cores() // configs[0].threads)
 
 
 # The pool
@@ -265,44 +502,125 @@ class Worker:
     """The run's record before it started: that of an earlier attempt, or none."""
     effort: float
     started: float = field(default_factory=time.monotonic)
+    ended_at: float | None = None
+    """When it was told to end, having run for too long."""
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Before the pool has to look after it."""
+        if self.ended_at is not None:
+            return max(0.0, self.ended_at + GRACE - time.monotonic())
+        minutes = self.config.sweep.timeout_minutes
+        return None if minutes is None else max(0.0, 60 * minutes - self.seconds)
+
+    def end_if_late(self) -> None:
+        """Ask a run to end that has taken too long; make it end where it does not."""
+        if self.seconds_left == 0.0:
+            if self.ended_at is None:
+                self.ended_at = time.monotonic()
+                self.process.terminate()
+            else:
+                self.process.kill()
+
 
 def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform) -> None:
     """Run each config in a process of its own, as many at once as `sweep.workers` says, and show how far it is.
 
-    A run that raises, exits or is killed leaves the others alone; afterwards its record says what happened.
+    A run that raises, exits, is killed or takes too long leaves the others alone; afterwards its record says what
+    happened. One that another process is at is passed over, and come back to. Where nothing can be written any more, no
+    further run is started.
 
     Raises:
         KeyboardInterrupt: once the processes have ended.
     """
     _import_all(configs)
-    sweep = configs[0].sweep
-    limit = sweep.workers or max(1, available_cores() // configs[0].threads)
+    configs = [as_marked(config) for config in configs]
+    limit = workers_of(configs)
     waiting = deque((config, effort(config)) for config in configs)
     progress = Progress(len(waiting), sum(effort for _, effort in waiting), limit)
     running: list[Worker] = []
+    elsewhere: dict[Path, tuple[Config, float, dict[str, Any]]] = {}
+    """Runs that other processes are at, with their records when that was noticed."""
+    watch = Watch()
+    looked = -math.inf
+    terminate = signal.signal(signal.SIGTERM, _interrupt)
+    # But for the time that it waits, the pool must not be cut in two: a process between its start and its place in the
+    # list of those that run would be lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
-        while waiting or running:
+        while waiting or running or elsewhere:
             while waiting and len(running) < limit:
-                running.append(_start(*waiting.popleft(), work))
-                progress.began(running[-1])
+                config, weight = waiting.popleft()
+                before = record_of(config)
+                if watch.is_held(lock_of(config)):
+                    elsewhere[config.run_dir] = config, weight, before
+                elif not config.sweep.force and is_finished(config):
+                    progress.found(config, weight, finished=True)
+                else:
+                    running.append(_start(config, weight, before, work))
+                    progress.began(running[-1])
+            if elsewhere and time.monotonic() - looked > POLL:
+                looked = time.monotonic()
+                for place, (config, weight, before) in list(elsewhere.items()):
+                    if watch.is_held(lock_of(config)):
+                        continue
+                    del elsewhere[place]
+                    if has_ended(config, before) and record_of(config)["status"] != "interrupted":
+                        progress.found(config, weight, finished=is_finished(config))
+                    else:
+                        waiting.append((config, weight))
+            if not running and (waiting or not elsewhere):
+                continue
             progress.show(running)
-            ended = wait([worker.process.sentinel for worker in running], timeout=1 if progress.live else None)
+            pauses = [worker.seconds_left for worker in running]
+            pauses += [1.0 if progress.live else None, POLL if elsewhere else None]
+            pause = min((pause for pause in pauses if pause is not None), default=None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+            try:
+                ended = wait([worker.process.sentinel for worker in running], timeout=pause)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             for worker in running:
+                worker.end_if_late()
                 if worker.process.sentinel in ended:
                     worker.process.join()  # it may take its time to tear itself down, and have no exit code before
             for worker in [worker for worker in running if worker.process.exitcode is not None]:
                 running.remove(worker)
+                if worker.process.exitcode == HELD:
+                    worker.output.close()
+                    progress.put_back(worker)
+                    elsewhere[worker.config.run_dir] = worker.config, worker.effort, worker.before
+                    continue
                 progress.say(_settle(worker))
                 progress.ended(worker, running)
+                if waiting and (reason := _out_of_room(worker.config)):
+                    progress.say(
+                        [f"{reason}; {len(waiting)} are not started, and the same command goes on once it can"]
+                    )
+                    waiting.clear()
+                    elsewhere.clear()
         progress.show(running)
     finally:
-        progress.close()
-        _stop(running)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            progress.close()
+            _stop(running)
+        finally:
+            signal.signal(signal.SIGTERM, terminate)
+
+
+def _out_of_room(config: Config) -> str | None:
+    """Why no run could be written where this one should have been, if so."""
+    try:
+        if not is_finished(config):
+            check_writable(config.results_dir)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def available_cores() -> int:
@@ -328,16 +646,10 @@ def _import_all(configs: Sequence[Config]) -> None:
         preload()
 
 
-def _start(config: Config, effort: float, work: Callable[[Config], None]) -> Worker:
+def _start(config: Config, effort: float, before: dict[str, Any], work: Callable[[Config], None]) -> Worker:
     output = tempfile.TemporaryFile()
     process = multiprocessing.get_context("fork").Process(target=_run_in_child, args=(config, work, output.fileno()))
-    before = record_of(config)
-    # The child must not see a Ctrl-C before it has learnt to ignore it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    process.start()  # while STOPS are blocked: it must not see a Ctrl-C before it has learnt to ignore it
     return Worker(config, process, output, before, effort)
 
 
@@ -348,13 +660,15 @@ def _run_in_child(config: Config, work: Callable[[Config], None], output: int) -
     # Ctrl-C reaches the whole group of processes; what happens then is the parent's to say, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         finished = attempt(config, work)
     except KeyboardInterrupt:
         sys.exit(TERMINATED)
+    except Held:
+        sys.exit(HELD)
     if not finished:
         sys.exit(1)
 
@@ -372,14 +686,27 @@ def _settle(worker: Worker) -> list[str]:
     worker.output.close()
     # What the W&B mirror had to say; all else that a run prints is noise beside many.
     lines = [line for line in printed.splitlines() if line.startswith("rpe-bench: ")]
-    if not has_ended(worker.config, worker.before):
+    late = worker.ended_at is not None and not is_finished(worker.config)
+    if late or not has_ended(worker.config, worker.before):
         kind, message = "Exit", f"the process ended with status {code} before the run did"
         if code == TERMINATED:
             kind, message = "SIGTERM", "terminated"
         if code < 0:
             kind = signal.Signals(-code).name
             message = "killed, as the kernel does where memory runs out" if code == -signal.SIGKILL else "killed"
-        trouble = record_failure(worker.config, kind, message, printed[-10_000:])
+        if late:
+            kind, message = "Timeout", f"took longer than sweep.timeout_minutes={worker.config.sweep.timeout_minutes:g}"
+        try:
+            with hold(lock_of(worker.config)):
+                trouble = (
+                    None
+                    if is_finished(worker.config)
+                    else record_failure(worker.config, kind, message, printed[-10_000:])
+                )
+        except Held:  # another sweep has taken it up
+            trouble = None
+        except OSError as error:
+            trouble = f"rpe-bench: {worker.config.run_id}: {kind}: {message} (no lock can be written: {error.strerror})"
         if trouble and not any(line.startswith(f"rpe-bench: {worker.config.run_id}: ") for line in lines):
             lines.append(trouble)  # unless the run could say so itself, which knew more
     return lines
@@ -414,7 +741,8 @@ def effort(config: Config) -> float:
 
 
 class Progress:
-    """``3/45 done, 0 failed, ETA 2 min 10 s`` on stderr: one changing line on a terminal, else one as each run ends.
+    """``3/45 done, 2 running, 0 failed, 90 an hour, ETA 2 min 10 s`` on stderr: one changing line on a terminal, else
+    one as each run ends.
 
     The estimate weighs runs by their effort, so that it is of use early on, when the short ones have finished first.
     """
@@ -434,6 +762,21 @@ class Progress:
     def began(self, worker: Worker) -> None:
         """Count a run that has begun."""
         self.waiting -= worker.effort
+
+    def put_back(self, worker: Worker) -> None:
+        """Count a run that had not begun after all."""
+        self.waiting += worker.effort
+
+    def found(self, config: Config, effort: float, finished: bool) -> None:
+        """Count a run that another process has ended."""
+        self.waiting -= effort
+        if finished:
+            self.done += 1
+        else:
+            self.failed += 1
+        if not self.live:
+            outcome = "finished" if finished else "failed"
+            print(f"{self.line([])}; {config.run_id} {outcome} elsewhere", file=sys.stderr, flush=True)
 
     def ended(self, worker: Worker, running: Sequence[Worker]) -> None:
         """Count a run whose process has ended."""
@@ -467,9 +810,12 @@ class Progress:
 
     def line(self, running: Sequence[Worker]) -> str:
         """How far the sweep is."""
-        counts = f"{self.done}/{self.total} done, {self.failed} failed"
+        elapsed = time.monotonic() - self.began_at
         if self.done + self.failed == self.total:
-            return f"{counts}, took {duration(time.monotonic() - self.began_at)}"
+            return f"{self.done}/{self.total} done, {self.failed} failed, took {duration(elapsed)}"
+        counts = f"{self.done}/{self.total} done, {len(running)} running, {self.failed} failed"
+        if self.done:
+            counts += f", {rate(3600 * self.done / elapsed)}"
         left = self.seconds_left([(worker.effort, worker.seconds) for worker in running])
         return f"{counts}, ETA {'unknown until a run has finished' if left is None else duration(left)}"
 
@@ -483,12 +829,3 @@ class Progress:
         pace = self.seconds / self.spent
         remaining = [max(0.0, effort * pace - elapsed) for effort, elapsed in running]
         return max([(self.waiting * pace + sum(remaining)) / self.workers, *remaining])
-
-
-def duration(seconds: float) -> str:
-    """``40 s``, ``2 min 10 s``, ``1 h 5 min``."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

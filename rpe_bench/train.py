@@ -2,11 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rpe_bench.config import Config, Recipe
 from rpe_bench.evaluate import loss_of
@@ -90,47 +92,90 @@ class Progress:
     tokens_per_second: float
 
 
-def train(
-    config: Config, task: Task, model: Transformer, device: torch.device, log: Callable[[Progress], None]
-) -> tuple[torch.optim.AdamW, Progress]:
-    """Train for `recipe.steps`; returns the optimiser and the last progress.
+@dataclass
+class State:
+    """Where training stands between two steps: with the weights, all that the steps to come depend on.
 
-    `log` is called every `recipe.log_every` steps and at the last, with the means over the steps since the last call.
+    Examples, positions and learning rate are functions of (seed, step), so that there is no generator to be kept.
+    """
+
+    optimiser: torch.optim.AdamW
+    step: int = 0
+    tokens: int = 0
+    logged_tokens: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+    """Of the steps since the last row of train.csv, as are the norms."""
+    norms: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+    """That training has taken."""
+    logged_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For torch.save."""
+        kept = {item.name: getattr(self, item.name) for item in fields(self)}
+        kept["optimiser"] = self.optimiser.state_dict()
+        for name in ("losses", "norms"):  # one tensor each rather than as many as there are steps
+            kept[name] = torch.stack(kept[name]) if kept[name] else torch.empty(0)
+        return kept
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Become what `as_dict` was made of."""
+        values = {item.name: kept[item.name] for item in fields(self)}
+        self.optimiser.load_state_dict(values.pop("optimiser"))
+        for name, value in values.items():
+            setattr(self, name, list(value) if name in ("losses", "norms") else value)
+
+
+def train(
+    config: Config,
+    task: Task,
+    model: Transformer,
+    device: torch.device,
+    log: Callable[[Progress], None],
+    state: State | None = None,
+    after_step: Callable[[State], None] = lambda state: None,
+) -> State:
+    """Train up to `recipe.steps`, from `state` on; returns the state at the end.
+
+    Args:
+        log: is called every `recipe.log_every` steps and at the last, with the means over the steps since then.
+        after_step: is called between steps, when the state and the model are what the next step starts from.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
     """
     recipe = config.recipe
     data = Data(task, config.build_positions(), recipe, config.seed)
-    optimiser = make_optimiser(model, recipe)
+    state = state or State(make_optimiser(model, recipe))
+    optimiser = state.optimiser
     model.train()
     parameters = list(model.parameters())
-    losses, norms, tokens, logged_tokens = [], [], 0, 0
-    since = time.perf_counter()
-    progress = None
-    for step in range(recipe.steps):
-        batch = data.batch(step).to(device)
-        tokens += batch.tokens_BT.numel()
+    began = time.perf_counter() - state.seconds
+    while state.step < recipe.steps:
+        batch = data.batch(state.step).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16-mixed"):
             loss = loss_of(model, batch)
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate(recipe, step)
+            group["lr"] = learning_rate(recipe, state.step)
         optimiser.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
         optimiser.step()
-        losses.append(loss.detach())
-        norms.append(norm.detach())
-        if (step + 1) % recipe.log_every == 0 or step + 1 == recipe.steps:
-            now = time.perf_counter()
-            mean_loss = float(torch.stack(losses).mean())
+        state.step += 1
+        state.tokens += batch.tokens_BT.numel()
+        state.losses.append(loss.detach())
+        state.norms.append(norm.detach())
+        state.seconds = time.perf_counter() - began
+        if state.step % recipe.log_every == 0 or state.step == recipe.steps:
+            mean_loss = float(torch.stack(state.losses).mean())
             if not math.isfinite(mean_loss):
-                first = step + 1 - len(losses)
-                raise FloatingPointError(f"the training loss is {mean_loss} between steps {first} and {step}")
-            speed = (tokens - logged_tokens) / (now - since)
+                first = state.step - len(state.losses)
+                raise FloatingPointError(f"the training loss is {mean_loss} between steps {first} and {state.step - 1}")
+            state.seconds = time.perf_counter() - began  # a GPU is waited for by the mean alone
+            speed = (state.tokens - state.logged_tokens) / (state.seconds - state.logged_seconds)
             lr = optimiser.param_groups[0]["lr"]
-            progress = Progress(step + 1, tokens, mean_loss, lr, float(torch.stack(norms).mean()), speed)
-            log(progress)
-            losses, norms, logged_tokens, since = [], [], tokens, now
-    assert progress is not None  # steps is at least 1
-    return optimiser, progress
+            log(Progress(state.step, state.tokens, mean_loss, lr, float(torch.stack(state.norms).mean()), speed))
+            state.losses, state.norms = [], []
+            state.logged_tokens, state.logged_seconds = state.tokens, state.seconds
+        after_step(state)
+    return state

@@ -1,5 +1,6 @@
 """A setting in which any encoding can be called: text or grid, of content or of position alone."""
 
+import json
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,9 @@ from torch import Tensor, nn
 
 from rpe_bench import catalogue
 from rpe_bench.components import build_encodings, load_class, make_encoding
+from rpe_bench.config import Config
 from rpe_bench.encodings.base import Context, Encoding, Geometry
+from rpe_bench.schema import FORMAT
 
 VOCABULARY = 64
 
@@ -116,3 +119,10 @@ def encodings_for(task: str) -> list[str]:
     cls = load_class("task", catalogue.read("task", task)["target"])
     found = [Case(name, cls.causal is not False) for name in catalogue.encodings()]
     return [c.name for c in found if c.cls.axes in (None, cls.axes) and (c.causal or not c.cls.causal_only)]
+
+
+def finish(config: Config) -> None:
+    """Leave what counts as a finished run."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    record = {"status": "finished", "format": FORMAT, "bytes": {}}
+    (config.run_dir / "run.json").write_text(json.dumps(record))

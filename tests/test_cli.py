@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import finish
 
 from rpe_bench import catalogue
 from rpe_bench.cli import main
@@ -34,8 +35,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     configs: list[Config] = []
 
     def execute(config: Config, tell: object) -> None:
-        config.run_dir.mkdir(parents=True)
-        (config.run_dir / "run.json").write_text('{"status": "finished"}')
+        finish(config)
         configs.append(config)
 
     monkeypatch.setattr("rpe_bench.run.execute", execute)
@@ -76,10 +76,11 @@ def test_the_package_and_the_lists_import_no_torch() -> None:
 
 def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
     assert main(["list", "encodings"]) == 0
-    head, *lines, blank, last = capsys.readouterr().out.splitlines()
+    head, *lines, _, legend, blank, last = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "year", "changes", "learns", "options", "properties", "source"]
     assert [line.split()[0] for line in lines] == catalogue.encodings()
     assert "Su et al. 2021, arXiv 2104.09864" in next(line for line in lines if line.startswith("rope "))
+    assert legend.startswith("learned by a module: D is ")
     assert (blank, last[:27]) == ("", "custom: a class of your own")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -101,9 +102,9 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: run, list, properties, report)"),
-        ("rnu", "rnu: unknown command; did you mean run? (commands: run, list, properties, report)"),
-        ("--foo", "--foo: unknown command (commands: run, list, properties, report)"),
+        ("", "rpe-bench: needs a command (commands: run, status, list, properties, report)"),
+        ("rnu", "rnu: unknown command; did you mean run? (commands: run, status, list, properties, report)"),
+        ("--foo", "--foo: unknown command (commands: run, status, list, properties, report)"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"

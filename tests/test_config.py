@@ -99,7 +99,13 @@ def test_a_choice_is_named_by_its_file(group: str) -> None:
 
 SAME = {
     "results_dir": "elsewhere",
+    "checkpoint.steps": 3,
+    "checkpoint.minutes": 0.5,
     "sweep.workers": 3,
+    "sweep.retry_failed": False,
+    "sweep.force": True,
+    "sweep.dry_run": True,
+    "sweep.timeout_minutes": 3.0,
     "logger.name": "wandb",
     "logger.mode": "disabled",
     "logger.project": "other",
@@ -255,8 +261,8 @@ def test_published_runs_still_have_their_ids() -> None:
             "rope",
             {"steps": 3},
             "steps=3: unknown key; did you mean recipe.steps?"
-            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation, logger,"
-            " sweep)",
+            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation,"
+            " checkpoint, logger, sweep)",
         ),
         (
             "copy",
@@ -270,7 +276,7 @@ def test_published_runs_still_have_their_ids() -> None:
             "rope",
             {"sed": 3},
             "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task,"
-            " positions, model, recipe, evaluation, logger, sweep)",
+            " positions, model, recipe, evaluation, checkpoint, logger, sweep)",
         ),
         (
             "copy",
@@ -370,7 +376,7 @@ POSITIONS = [
         "rope",
         "offset",
         {},
-        "encoding=rope: takes 1 axes of position, but task=grid_lookup with positions=offset has 2",
+        "encoding=rope: takes 1 axis of position, but task=grid_lookup with positions=offset has 2",
     ),
 ]
 
@@ -386,6 +392,34 @@ def test_positions_that_do_not_fit_are_refused(
     [line] = error.value.errors
     assert line.startswith(said)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "options", "said"),
+    [
+        ("swin", {"encoding.window": [2, 8]}, "an offset of 7 rows lies beyond a window of 2: 0 to 1 either way"),
+        ("swin", {"encoding.window": [8, 2]}, "an offset of 7 columns lies beyond a window of 2: 0 to 1 either way"),
+        (
+            "vit",
+            {"encoding.size": [2, 8], "encoding.beyond": "error"},
+            "position 7 lies beyond a learned table of 2 rows",
+        ),
+    ],
+)
+def test_a_table_too_short_along_one_axis_is_refused(
+    make_config: MakeConfig, encoding: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config("grid_lookup", encoding, options | {"evaluation.multiples": [0.5, 1]})
+    assert error.value.errors == [f"encoding={encoding}: {said}"]
+
+
+@pytest.mark.parametrize("encoding", ["vit", "swin", "axial_rope", "rope_mixed", "sinusoidal_2d"])
+def test_an_encoding_of_grids_is_refused_for_text(make_config: MakeConfig, encoding: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", encoding)
+    [line] = error.value.errors
+    assert line.startswith(f"encoding={encoding}: takes 2 axes of position, ")
 
 
 def test_a_table_is_made_for_the_positions_that_it_meets(make_config: MakeConfig) -> None:

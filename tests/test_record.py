@@ -17,7 +17,9 @@ import torch
 
 from rpe_bench import record as record_module
 from rpe_bench.config import Config
-from rpe_bench.record import NOTES, Record, atomic, now, peak_memory_bytes, read_record, revision, status, to_csv
+from rpe_bench.files import atomic, damage, is_whole, read_record, status
+from rpe_bench.ledger import now
+from rpe_bench.record import NOTES, Record, peak_memory_bytes, revision, to_csv
 
 EVALUATION = {
     "length": 8,
@@ -143,6 +145,130 @@ def test_an_interrupted_run_is_not_called_failed(config: Config, interrupt: type
         raise interrupt
     assert facts(config)["status"] == "interrupted"
     assert facts(config)["exception"]["type"] == interrupt.__name__
+
+
+def test_a_checkpoint_of_a_run_that_was_cut_short_is_there_for_the_next_attempt(config: Config) -> None:
+    with pytest.raises(KeyboardInterrupt), Record(config) as record:
+        assert record.kept is None
+        record.train(progress(1))
+        record.checkpoint({"model": {"weight": torch.ones(2)}, "step": 1})
+        record.train(progress(2))
+        raise KeyboardInterrupt
+    with Record(config) as record:
+        assert record.kept is not None and record.kept["step"] == 1
+        assert torch.equal(record.kept["model"]["weight"], torch.ones(2))
+        record.train(progress(2, loss=0.2))
+    table = pd.read_csv(config.run_dir / "train.csv")
+    assert (table["step"].tolist(), table["loss"].tolist()) == ([1, 2], [0.1, 0.2])
+
+
+@pytest.mark.parametrize(("error", "kept"), [(OSError("full"), True), (ValueError("wrong"), False)])
+def test_what_a_wrong_run_computed_is_not_gone_on_from(config: Config, error: Exception, kept: bool) -> None:
+    with pytest.raises(type(error)), Record(config) as record:
+        record.checkpoint({"step": 1})
+        raise error
+    with Record(config) as record:
+        assert (record.kept is not None) == kept
+
+
+SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "is damaged"),
+    "no checkpoint": (lambda path: path.write_text("step: 1"), "is damaged"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size - 100), "is damaged"),
+    "a flipped bit": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b"\x00\x00\x80?", b"\x00\x00\x80>", 1)),
+        "is damaged",
+    ),
+    "a list": (lambda path: torch.save([1], path), "is of another format"),
+    "another format": (lambda path: torch.save({"format": 0}, path), "is of another format"),
+    "another run": (lambda path: torch.save({"format": 1, "run_id": "x"}, path), "is of another run, x"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_checkpoint_that_is_no_good_is_named_and_the_run_starts_again(
+    config: Config, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt), Record(config) as record:
+        record.checkpoint({"model": {"weight": torch.ones(2)}, "step": 1})
+        raise KeyboardInterrupt
+    spoil, reason = SPOILT[how]
+    spoil(config.run_dir / "checkpoint.pt")
+    with Record(config) as record:
+        assert record.kept is None
+        assert not (config.run_dir / "checkpoint.pt").exists()
+    assert capsys.readouterr().err == f"rpe-bench: {config.run_id}: checkpoint.pt {reason}: the run starts again\n"
+
+
+def test_a_checkpoint_of_other_software_is_not_gone_on_from(
+    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), Record(config) as record:
+        record.checkpoint({"step": 1})
+        raise KeyboardInterrupt
+    monkeypatch.setattr(record_module, "_version", lambda package: "0" if package == "torch" else "1")
+    monkeypatch.setattr(record_module.platform, "python_version", lambda: "3")
+    with Record(config) as record:
+        assert record.kept is None
+    assert "checkpoint.pt was written with another version of python, torch, " in capsys.readouterr().err
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "an empty table": (lambda run: (run / "eval.csv").write_bytes(b""), "eval.csv has 0 bytes, not the "),
+    "half a table": (lambda run: os.truncate(run / "train.csv", 60), "train.csv has 60 bytes, not the "),
+    "no table": (lambda run: (run / "eval.csv").unlink(), "eval.csv: No such file or directory"),
+    "half a checkpoint": (lambda run: os.truncate(run / "checkpoint.pt", 100), "checkpoint.pt has 100 bytes, not the "),
+    "an empty config": (lambda run: os.truncate(run / "config.yaml", 0), "config.yaml has 0 bytes, not the "),
+    "another format": (
+        lambda run: (run / "run.json").write_text('{"status": "finished", "format": 0}'),
+        "run.json is of results format 0, not 1",
+    ),
+}
+
+
+def whole_run(config: Config) -> None:
+    with Record(config) as record:
+        record.train(progress(1))
+        record.table("eval", [EVALUATION])
+        record.table("baselines", [])
+        record.table("positions", [])
+        record.table("slices", [])
+        record.checkpoint({"step": 1})
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_finished_run_that_was_damaged_is_named_and_run_again(
+    config: Config, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    whole_run(config)
+    assert is_whole(config.run_dir)
+    spoil, reason = DAMAGE[how]
+    spoil(config.run_dir)
+    assert not is_whole(config.run_dir)
+    with Record(config) as record:
+        record.table("eval", [EVALUATION])
+    assert capsys.readouterr().err.startswith(f"rpe-bench: {config.run_id}: {reason}")
+    assert is_whole(config.run_dir)
+
+
+@pytest.mark.parametrize("damaged", [None, "eval", "train", "slices"])
+def test_a_run_from_before_sizes_were_recorded_is_held_to_begin_and_end_well(
+    config: Config, damaged: str | None
+) -> None:
+    whole_run(config)
+    before = facts(config)
+    del before["bytes"]
+    assert damage(config.run_dir, before) is None
+    if damaged:
+        file = config.run_dir / f"{damaged}.csv"
+        os.truncate(file, file.stat().st_size - 1)
+        assert damage(config.run_dir, before) == f"{damaged}.csv is not whole"
+
+
+def test_a_checkpoint_may_be_removed_to_make_room(config: Config) -> None:
+    whole_run(config)
+    (config.run_dir / "checkpoint.pt").unlink()
+    assert is_whole(config.run_dir)
 
 
 def test_a_finished_run_is_never_overwritten(config: Config) -> None:

@@ -1,18 +1,28 @@
 """A run from its config to its directory."""
 
 import csv
+import io
 import json
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from support import encodings_for
 
-from rpe_bench import catalogue
+from rpe_bench import catalogue, interrupts
 from rpe_bench.config import Config
+from rpe_bench.evaluate import loss_of
+from rpe_bench.model import Transformer
 from rpe_bench.run import build_model, evaluate, execute
+from rpe_bench.tasks.base import Batch
+from rpe_bench.train import State, make_optimiser, train
 
 COLUMNS = {
     "train": "step,tokens,loss,lr,grad_norm,tokens_per_second",
@@ -227,3 +237,136 @@ def test_a_run_tells_how_far_it_is(make_config) -> None:
     assert [line.partition(",")[0] for line in told[:2]] == ["step 2/3", "step 3/3"]
     assert all(line.endswith("s of training left") for line in told[:2])
     assert told[2:] == [f"evaluating at lengths {', '.join(map(str, config.evaluation.lengths))}"]
+
+
+# Cut short, and gone on with
+
+TABLES = ("eval", "positions", "slices", "baselines", "training_set")
+
+
+def results(config: Config) -> dict[str, object]:
+    """What must not depend on where a run was cut."""
+    found: dict[str, object] = {"train": [row | {"tokens_per_second": ""} for row in rows(config, "train")]}
+    for table in TABLES:
+        path = config.run_dir / f"{table}.csv"
+        found[table] = path.read_bytes() if path.exists() else None
+    return found
+
+
+def cut(config: Config, monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Do something in the middle of a step."""
+    steps = iter(range(1, 100))
+
+    def spy(model: Transformer, batch: Batch) -> torch.Tensor:
+        if next(steps) == step:
+            act()
+        return loss_of(model, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rpe_bench.train.loss_of", spy)
+        execute(config)
+
+
+CASES = [
+    ("copy", "t5", {}),
+    ("adjacency_tutorial", "relative_bias", {}),
+    ("copy", "learned", {"recipe.precision": "bf16-mixed"}),
+    ("retrieval", "rope", {"positions": catalogue.read("positions", "randomised")}),
+]
+
+
+@pytest.mark.parametrize(("task", "encoding", "overrides"), CASES)
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
+    make_config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, encoding: str, overrides: dict
+) -> None:
+    overrides = overrides | {"recipe.steps": 7, "recipe.log_every": 3}
+    whole = make_config(task, encoding, overrides | {"results_dir": str(tmp_path / "whole")})
+    execute(whole)
+    config = make_config(task, encoding, overrides)
+    for number, step in enumerate((2, 3)):  # the second attempt goes on from step 2
+        with pytest.raises(KeyboardInterrupt, match=f"interrupted at step {(2, 5)[number]} of 7"):
+            cut(config, monkeypatch, step, lambda: signal.raise_signal(signal.SIGINT))
+        facts = json.loads((config.run_dir / "run.json").read_text())
+        assert facts["status"] == "interrupted"
+    execute(config)
+    assert results(config) == results(whole)
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    assert facts["resumed_from_step"] == 5
+    assert facts["tokens_per_second"] == pytest.approx(
+        int(rows(config, "train")[-1]["tokens"]) / facts["train_seconds"]
+    )
+
+
+@pytest.mark.parametrize(("checkpoint", "expected"), [({"steps": 2}, 4), ({"minutes": 1e-9}, 5), ({}, None)])
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    make_config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: dict, expected: int | None
+) -> None:
+    overrides = {"recipe.steps": 7, "recipe.log_every": 3}
+    whole = make_config("copy", "alibi", overrides | {"results_dir": str(tmp_path / "whole")})
+    execute(whole)
+    overrides |= {f"checkpoint.{key}": value for key, value in ({"steps": None, "minutes": None} | checkpoint).items()}
+    config = make_config("copy", "alibi", overrides)
+    assert config.run_id == whole.run_id
+    if (child := os.fork()) == 0:
+        cut(config, monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    os.waitpid(child, 0)
+    assert json.loads((config.run_dir / "run.json").read_text())["status"] == "running"
+    execute(config)
+    assert results(config) == results(whole)
+    assert json.loads((config.run_dir / "run.json").read_text())["resumed_from_step"] == expected
+
+
+def test_a_run_killed_while_it_is_evaluated_is_not_trained_again(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("copy", "nope")
+    with monkeypatch.context() as patched:
+        patched.setattr("rpe_bench.run.evaluate", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            execute(config)
+    monkeypatch.setattr("rpe_bench.train.loss_of", lambda *_: pytest.fail("trained"))
+    execute(config)
+    assert len(rows(config, "train")) == 2
+
+
+@pytest.mark.parametrize("name", encodings_for("copy"))
+def test_every_encoding_can_be_gone_on_with(make_config, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    config = make_config("copy", name)
+    whole, model = build_model(config), build_model(config)
+    train(config, config.build_task(), whole, torch.device("cpu"), lambda progress: None)
+
+    def keep(state: State) -> None:
+        if state.step == 2:
+            torch.save(state.as_dict() | {"model": model.state_dict()}, kept)
+            raise KeyboardInterrupt
+
+    kept = io.BytesIO()
+    with pytest.raises(KeyboardInterrupt):
+        state = State(make_optimiser(model, config.recipe))
+        train(config, config.build_task(), model, torch.device("cpu"), lambda progress: None, state, keep)
+    model = build_model(config)
+    state = State(make_optimiser(model, config.recipe))
+    read = torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
+    model.load_state_dict(read["model"])
+    state.load(read)
+    train(config, config.build_task(), model, torch.device("cpu"), lambda progress: None, state)
+    one, other = whole.state_dict(), model.state_dict()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE", 0.05)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    with pytest.raises(KeyboardInterrupt), interrupts.held_back() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.made
+        time.sleep(10)
+        pytest.fail("not interrupted")
+    with pytest.raises(KeyboardInterrupt), interrupts.held_back() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("not interrupted by the second")
+    with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+        signal.raise_signal(signal.SIGINT)
+    with interrupts.held_back() as stop:
+        pass
+    assert not stop.made
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import finish
 
 from rpe_bench import sweep
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.record import Record
-from rpe_bench.sweep import Job, Progress, complaints, duration, effort, run_jobs, run_one
+from rpe_bench.sweep import Job, Progress, complaints, effort, run_jobs, run_one
 
 MakeConfig = Callable[..., Config]
 
@@ -91,7 +92,7 @@ def test_runs_do_not_harm_each_other_and_only_what_is_left_is_run_again(
     assert first.returncode == 1
     assert first.stdout == "6 jobs: 0 finished, 6 to run\n"
     progress, failures = first.stderr.splitlines()[:7], first.stderr.splitlines()[7:]
-    assert progress[0] == "0/6 done, 0 failed, ETA unknown until a run has finished"
+    assert progress[0] == "0/6 done, 0 running, 0 failed, ETA unknown until a run has finished"
     assert progress[-1].startswith("2/6 done, 4 failed, took ")
     assert failures[0] == "4 of 6 runs failed:"
     reasons = [
@@ -119,7 +120,7 @@ def test_runs_do_not_harm_each_other_and_only_what_is_left_is_run_again(
     (tmp_path / "misbehaving.py").write_text(MISBEHAVING.replace('"raise"', '"never"'))
     second = go("raise,fine,well")
     assert second.returncode == 0
-    assert second.stdout == "3 jobs: 2 finished, 1 to run\n"
+    assert second.stdout == "3 jobs: 2 finished, 1 failed before, 0 to run; failed ones too\n"
     assert records(tmp_path / "results")["raise"]["status"] == "finished"
     assert records(tmp_path / "results")["fine"] == found["fine"]
 
@@ -230,11 +231,6 @@ def test_joblibs_launcher(command: Callable[..., list[str]], tmp_path: Path) -> 
 # What is run
 
 
-def finish(config: Config) -> None:
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    (config.run_dir / "run.json").write_text('{"status": "finished"}')
-
-
 @pytest.mark.parametrize(
     "record", [None, "", '{"status": "fini', "[]", '{"status": "running"}', '{"status": "failed"}']
 )
@@ -258,6 +254,99 @@ def test_equal_jobs_are_run_once(make_config: MakeConfig, capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert out == "2 jobs: 0 finished, 2 to run\n"
     assert err.splitlines() == ["2 of 2 runs failed:", *(f"{job.config.run_id}: did not run" for job in jobs[:2])]
+
+
+def test_failed_runs_are_counted_apart(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = [make_config(overrides={"seed": seed}) for seed in range(3)]
+    sweep.record_failure(configs[0], "ValueError", "no good", "")
+    finish(configs[1])
+    launched: list[Job] = []
+    run_jobs([Job([], config) for config in configs], launched.extend)
+    assert [job.config for job in launched] == [configs[0], configs[2]]
+    assert capsys.readouterr().out == "3 jobs: 1 finished, 1 failed before, 1 to run; failed ones too\n"
+
+
+def test_a_launcher_that_leaves_a_run_to_another_sweep_comes_back_to_it(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "POLL", 0.01)
+    configs = [make_config(overrides={"seed": seed}) for seed in range(3)]
+    attempts: list[int] = []
+
+    def launch(todo: list[Job]) -> None:
+        attempts.append(len(todo))
+        for job in todo:
+            if len(attempts) == 1 and job.config.seed < 2:
+                continue  # someone else is at them
+            finish(job.config)
+
+    looks = {configs[0].run_id: 2, configs[1].run_id: 2}
+
+    def is_held(watch: object, path: Path) -> bool:
+        looks[path.name] -= 1
+        if not looks[path.name] and path.name == configs[0].run_id:
+            finish(configs[0])
+        return looks[path.name] > 0
+
+    monkeypatch.setattr(sweep, "look", lambda path: Seen() if path.name in looks else None)
+    monkeypatch.setattr(sweep.Watch, "is_held", is_held)
+    assert run_jobs([Job([], config) for config in configs], launch) == 0
+    assert attempts == [3, 1]
+
+
+class Seen:
+    owner = {"host": "far", "pid": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_run_that_is_interrupted_says_from_where_it_goes_on(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    config = make_config()
+    from rpe_bench.train import loss_of
+
+    def interrupt(model: Any, batch: Any) -> Any:
+        signal.raise_signal(number)
+        return loss_of(model, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rpe_bench.train.loss_of", interrupt)
+        assert run_one(config) == 130
+    said = f"{config.run_id}: interrupted at step 1 of 4; the same command goes on from there\n"
+    assert capsys.readouterr().err == said
+    assert run_one(config) == 0
+    assert json.loads((config.run_dir / "run.json").read_text())["resumed_from_step"] == 1
+    dry = make_config(overrides={"sweep.dry_run": True})
+    assert run_one(dry) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["1 jobs: 1 finished, 0 to run", f"finished     {dry.run_id}"]
+
+
+def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config()
+    sweep.record_failure(config, "ValueError", "no good", "")
+    assert run_one(make_config(overrides={"sweep.retry_failed": False})) == 1
+    assert capsys.readouterr().err.endswith("; sweep.retry_failed=true tries it again\n")
+    assert run_one(config) == 0
+    before = (config.run_dir / "run.json").read_text()
+    assert run_one(make_config(overrides={"sweep.force": True})) == 0
+    after = (config.run_dir / "run.json").read_text()
+    assert json.loads(after)["status"] == "finished" and after != before
+
+
+def test_one_run_waits_for_another_process_that_is_at_it(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "POLL", 0.01)
+    config = make_config()
+    lock = sweep.lock_of(config)
+    lock.parent.mkdir(parents=True)
+    lock.write_text(json.dumps({"host": "far", "pid": 7, "machine": "far", "started": 1}))
+    monkeypatch.setattr("rpe_bench.locks.STALE", 0.05)
+    monkeypatch.setattr("rpe_bench.run.execute", lambda config, tell: finish(config))
+    assert run_one(config) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{config.run_id}: waiting for process 7 on far\n"
+    assert out.splitlines()[-1] == f"{config.run_id}: finished, in {config.run_dir}"
 
 
 def test_the_same_run_in_two_places_is_two_jobs(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -393,9 +482,9 @@ def test_a_terminal_gets_what_it_can_show(
     progress.say(["news"])
     shown = capsys.readouterr().err
     if term == "dumb":
-        assert shown == "0/3 done, 0 failed, ETA unknown until a run has finished\nnews\n"
+        assert shown == "0/3 done, 0 running, 0 failed, ETA unknown until a run has finished\nnews\n"
     else:
-        assert shown == "\r0/3 done, 0 failed,\x1b[K\rnews\x1b[K\n"
+        assert shown == "\r0/3 done, 0 running\x1b[K\rnews\x1b[K\n"
 
 
 def test_cores_are_those_of_the_container_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,11 +495,6 @@ def test_cores_are_those_of_the_container_too(monkeypatch: pytest.MonkeyPatch) -
         return sweep.available_cores()
 
     assert [cores(limit) for limit in ("max 100000", "250000 100000", "50000 100000")] == [8, 2, 1]
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (39.2, "40 s"), (130, "2 min 10 s"), (3900, "1 h 5 min")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_estimate_weighs_runs_by_their_length(make_config: MakeConfig) -> None:

@@ -33,7 +33,7 @@ KEYS = {
 STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign")
 """What a directory under runs/ can be; only what is finished is averaged."""
 
-NOT_COMPARED = {"seed", "results_dir", "logger", "sweep", "evaluation.multiples"}
+NOT_COMPARED = {"seed", "results_dir", "checkpoint", "logger", "sweep", "evaluation.multiples"}
 """Keys whose difference doesn't set two runs apart: `evaluation.lengths` already says what the multiples came to."""
 
 EXECUTION = {"device", "threads"}
@@ -65,6 +65,7 @@ class Results:
     training     KEYS and the columns of train.csv
     slices       KEYS, the columns of slices.csv and ratio
     baselines    KEYS, the columns of baselines.csv and ratio
+    floor, floor_positions   KEYS, the columns of these files and ratio, of the runs that have them
 
     `task_label` names what may share a panel: the task, and behind it whatever else about task, model, recipe or
     evaluation differs among its runs. `encoding_label` names what is one line there, the encoding and the positions it
@@ -78,6 +79,8 @@ class Results:
     training: pd.DataFrame
     slices: pd.DataFrame
     baselines: pd.DataFrame
+    floor: pd.DataFrame
+    floor_positions: pd.DataFrame
 
     @property
     def task_labels(self) -> list[str]:
@@ -135,6 +138,8 @@ def load_results(results_dir: str | Path) -> Results:
         training=_table(runs, "train"),
         slices=_table(runs, "slices"),
         baselines=_table(runs, "baselines"),
+        floor=_table(runs, "floor"),
+        floor_positions=_table(runs, "floor_positions"),
     )
 
 

@@ -1,5 +1,6 @@
 """What tests of different modules share."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import yaml
 from rpe_bench import catalogue
 from rpe_bench.config import Config, resolve
 
+# As in a terminal: a shell lets what it starts in the background ignore Ctrl-C, and tests that send one would wait.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the tensors are tiny, and pytest-xdist fills the cores with processes
 
 MakeConfig = Callable[..., Config]

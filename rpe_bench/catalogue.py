@@ -50,7 +50,7 @@ def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
 def summary(group: str, name: str) -> str:
     """One line on a choice: the comment on top of its file if there is one.
 
-    Else the first line of a docstring: the module's for an encoding and for positions, since it names the paper; the
+    Else the first paragraph of a docstring: the module's for an encoding and for positions, since it names the paper; the
     class's for a task, with the property that the task isolates. Else the keys.
     """
     lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
@@ -67,7 +67,7 @@ def summary(group: str, name: str) -> str:
     found = class_in(parsed, class_name)
     if found is None:
         return f"(no class {class_name} in {module})"
-    text = (ast.get_docstring(found if group == "task" else parsed) or "").partition("\n")[0]
+    text = " ".join((ast.get_docstring(found if group == "task" else parsed) or "").partition("\n\n")[0].split())
     isolates = constants(found).get("isolates")
     return f"{text} [{isolates}]" if isolates else text
 

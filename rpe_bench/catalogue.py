@@ -50,8 +50,8 @@ def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
 def summary(group: str, name: str) -> str:
     """One line on a choice: the comment on top of its file if there is one.
 
-    Else the first paragraph of a docstring: the module's for an encoding and for positions, since it names the paper; the
-    class's for a task, with the property that the task isolates. Else the keys.
+    Else the first paragraph of a docstring: the module's for an encoding and for positions, since it names the paper;
+    the class's for a task, with the property that the task isolates. Else the keys.
     """
     lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
     comments = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]

@@ -106,15 +106,18 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     _look_here()
-    from rpe_bench.compose import compose
+    from rpe_bench.interrupts import ending
 
-    composed = compose(arguments)
-    if composed is None:
-        return 0
-    from rpe_bench.config import resolve
-    from rpe_bench.sweep import run_one
+    with ending():
+        from rpe_bench.compose import compose
 
-    config = resolve(composed.raw)
+        composed = compose(arguments)
+        if composed is None:
+            return 0
+        from rpe_bench.config import resolve
+        from rpe_bench.sweep import run_one
+
+        config = resolve(composed.raw)
     return 0 if composed.shown_only else run_one(config)
 
 

@@ -1,6 +1,8 @@
 """Requests to stop, held back until what must not be cut in two is whole."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,3 +56,38 @@ def held_back() -> Iterator[Request]:
             signal.signal(number, handler)
     if request.made:
         raise KeyboardInterrupt("interrupted")
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Within the block, Ctrl-C ends the process at once: for as long as it imports, with nothing under way.
+
+    An exception would come up in the middle of a library's own code, which may abort, or make another error of it.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    with _on_ctrl_c(end):
+        yield
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Within the block, Ctrl-C raises KeyboardInterrupt, also within `ending`."""
+    with _on_ctrl_c(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _on_ctrl_c(handler: Any) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

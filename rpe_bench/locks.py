@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -48,6 +49,12 @@ class Seen:
     def is_dead(self) -> bool:
         """Whether the owner is known to have ended, without waiting: only where it ran on this host."""
         return self.owner.get("machine") == machine() and not is_alive(self.owner["pid"], self.owner["started"])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the owner is known to live, though its heart may have stopped, as that of a suspended process has."""
+        # Without the time of its start, the number may be another's by now.
+        return self.owner.get("machine") == machine() and self.owner["started"] is not None and not self.is_dead
 
 
 def lock_path(results_dir: Path, run_id: str) -> Path:
@@ -84,7 +91,7 @@ class Watch:
         before, when = self.since.get(path, (None, 0.0))
         if seen != before:
             self.since[path] = seen, when = seen, time.monotonic()
-        if not seen.is_dead and time.monotonic() - when < STALE:
+        if seen.is_alive or (not seen.is_dead and time.monotonic() - when < STALE):
             return True
         self.since.pop(path, None)
         return not _remove(path, seen)
@@ -129,7 +136,9 @@ def hold(path: Path) -> Iterator[None]:
 
     Raises:
         Held: someone else has it, or may have it: whether a process of another host lives takes a `Watch` to say.
-        KeyboardInterrupt: within the block, where the lock was lost, as after a suspension for longer than STALE.
+
+    Where the lock is lost within the block, as by a host that was suspended for longer than STALE, the process is
+    killed: whatever it still wrote, such as that it was interrupted, could spoil what another has finished since.
     """
     seen = look(path)
     if seen is not None and not (seen.is_dead and _remove(path, seen)):
@@ -173,7 +182,8 @@ def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
         try:
             seen = look(path)
             if seen is None or seen.owner != mine:
-                os.kill(os.getpid(), signal.SIGTERM)
+                print(f"rpe-bench: {path.name}: has lost its lock, and ends", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
                 return
             os.utime(path)
         except OSError:  # a file system that is away for a while; if for too long, the lock will be another's

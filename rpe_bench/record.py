@@ -14,7 +14,6 @@ import csv
 import importlib.metadata
 import io
 import json
-import pickle
 import platform
 import resource
 import shutil
@@ -208,15 +207,18 @@ class Record:
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
         """A checkpoint of this run that can be gone on from; None, and said why, where none can."""
-        path = self.directory / "checkpoint.pt"
-        if not path.exists():
+        try:
+            # Apart from what is made of it, so that a disk that fails is not taken for a damaged file, nor the reverse.
+            content = io.BytesIO((self.directory / "checkpoint.pt").read_bytes())
+        except FileNotFoundError:
             return None
         try:
-            with zipfile.ZipFile(path) as archive:  # torch's own reader leaves the checksums alone
+            with zipfile.ZipFile(content) as archive:  # torch's own reader leaves the checksums alone
                 damaged = archive.testzip()
             if damaged is None:
-                kept = torch.load(path, map_location=self._config.device, weights_only=True)
-        except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+                content.seek(0)
+                kept = torch.load(content, map_location=self._config.device, weights_only=True)
+        except Exception:  # a damaged pickle, and what zipfile reads in a damaged archive, may raise anything
             damaged = "all of it"
         versions = self._facts["versions"]
         if damaged is not None:

@@ -293,7 +293,7 @@ def run_one(config: Config) -> int:
         if str(error).startswith("interrupted at step"):
             print(f"{config.run_id}: {error}; the same command goes on from there", file=sys.stderr)
         else:
-            print(f"{config.run_id}: interrupted; the same command runs it again", file=sys.stderr)
+            print(f"{config.run_id}: interrupted; the same command takes it up again", file=sys.stderr)
         return 130
     finally:
         signal.signal(signal.SIGTERM, terminate)
@@ -329,7 +329,7 @@ def mark(configs: Iterable[Config]) -> None:
     if any(config.work_dir.exists() for config in forced):
         return
     for config in forced:
-        config.work_dir.mkdir(parents=True)
+        config.work_dir.mkdir(parents=True, exist_ok=True)  # another sweep may want it too
 
 
 @dataclass
@@ -590,7 +590,7 @@ def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform
                     worker.process.join()  # it may take its time to tear itself down, and have no exit code before
             for worker in [worker for worker in running if worker.process.exitcode is not None]:
                 running.remove(worker)
-                if worker.process.exitcode == HELD:
+                if worker.process.exitcode == HELD and not _holds(worker):
                     worker.output.close()
                     progress.put_back(worker)
                     elsewhere[worker.config.run_dir] = worker.config, worker.effort, worker.before
@@ -677,6 +677,12 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt("terminated")
 
 
+def _holds(worker: Worker) -> bool:
+    """Whether the lock of the run is that of this process, which may have ended without giving it back."""
+    seen = look(lock_of(worker.config))
+    return seen is not None and seen.owner.get("machine") == machine() and seen.owner["pid"] == worker.process.pid
+
+
 def _settle(worker: Worker) -> list[str]:
     """See to it that the record of a run whose process has ended says how; returns lines to be shown."""
     code = worker.process.exitcode
@@ -692,7 +698,8 @@ def _settle(worker: Worker) -> list[str]:
         if code == TERMINATED:
             kind, message = "SIGTERM", "terminated"
         if code < 0:
-            kind = signal.Signals(-code).name
+            # Those from SIGRTMIN on have no name of their own.
+            kind = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             message = "killed, as the kernel does where memory runs out" if code == -signal.SIGKILL else "killed"
         if late:
             kind, message = "Timeout", f"took longer than sweep.timeout_minutes={worker.config.sweep.timeout_minutes:g}"

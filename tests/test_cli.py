@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -464,7 +465,7 @@ def test_an_interrupted_run_is_status_130(capsys: Capture, monkeypatch: pytest.M
 
     monkeypatch.setattr("rpe_bench.run.execute", interrupt)
     assert main(["run", *TINY]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command runs it again\n")
+    assert capsys.readouterr().err.endswith("interrupted; the same command takes it up again\n")
 
 
 def test_report_says_what_it_wrote_and_that_there_is_nothing_to_report(capsys: Capture) -> None:
@@ -492,3 +493,19 @@ def test_a_run_for_real(tmp_path: Path) -> None:
     again = run()
     assert again.returncode == 0 and "finished already" in again.stdout
     assert (evaluation.stat().st_mtime_ns, evaluation.read_bytes()) == written
+
+
+def test_ctrl_c_while_a_run_is_composed_ends_it_whatever_is_being_imported(tmp_path: Path) -> None:
+    code = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    (tmp_path / "absorbing.py").write_text(code + "from rpe_bench.encodings.nope import *\n")
+    arguments = ["encoding=custom", "encoding.target=absorbing.NoPE", "results_dir=there"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rpe_bench", "run", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert not (tmp_path / "there").exists()

@@ -92,6 +92,25 @@ def test_another_process_with_the_same_number_is_not_the_holder(path: Path) -> N
         pass
 
 
+def test_a_suspended_process_of_this_host_keeps_its_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act() -> None:
+        with hold(path):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    process = child(act)
+    while look(path) is None:
+        time.sleep(0.01)
+    now = 1000.0
+    monkeypatch.setattr(locks.time, "monotonic", lambda: now)
+    watch = Watch()
+    assert watch.is_held(path)
+    now += 2 * locks.STALE
+    assert watch.is_held(path)
+    process.kill()
+    process.join()
+    assert not watch.is_held(path)
+
+
 def test_a_process_of_another_host_is_dead_when_its_heart_has_stopped(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +168,7 @@ def test_a_holder_beats_and_stops_where_it_has_lost_its_lock(path: Path, monkeyp
         of_another_host(path)
         while not stopped and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert stopped == [signal.SIGTERM]
+    assert stopped == [signal.SIGKILL]  # whatever it still wrote would be in the way of the other
     assert path.exists()  # it is another's
 
 

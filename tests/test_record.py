@@ -175,6 +175,11 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "no checkpoint": (lambda path: path.write_text("step: 1"), "is damaged"),
     "truncated": (lambda path: os.truncate(path, path.stat().st_size - 100), "is damaged"),
+    # Of where the list of what is in the file begins, near its end: zipfile seeks to before the file.
+    "a false offset": (
+        lambda path: path.write_bytes(path.read_bytes()[:-49] + b"\xff" + path.read_bytes()[-48:]),
+        "is damaged",
+    ),
     "a flipped bit": (
         lambda path: path.write_bytes(path.read_bytes().replace(b"\x00\x00\x80?", b"\x00\x00\x80>", 1)),
         "is damaged",

@@ -45,6 +45,10 @@ class Misbehaving(Encoding):
             sys.exit(0)
         if self.how == "vanish":
             os._exit(3)
+        if self.how == "vanish as if held":
+            os._exit(75)
+        if self.how == "signal":
+            os.kill(os.getpid(), signal.SIGRTMIN + 5)
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "hang":
@@ -123,6 +127,18 @@ def test_runs_do_not_harm_each_other_and_only_what_is_left_is_run_again(
     assert second.stdout == "3 jobs: 2 finished, 1 failed before, 0 to run; failed ones too\n"
     assert records(tmp_path / "results")["raise"]["status"] == "finished"
     assert records(tmp_path / "results")["fine"] == found["fine"]
+
+
+def test_any_status_and_any_signal_ends_a_run_and_nothing_else(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    ways = command("encoding.how=vanish as if held,signal,fine")
+    done = subprocess.run(ways, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    found = records(tmp_path / "results")
+    assert found["fine"]["status"] == "finished"
+    assert found["held"]["exception"]["message"] == "the process ended with status 75 before the run did"
+    assert found["signal"]["exception"]["type"] == f"signal {signal.SIGRTMIN + 5}"
 
 
 def test_an_early_death_is_not_taken_for_the_failure_of_an_earlier_attempt(
@@ -331,6 +347,15 @@ def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, caps
     assert run_one(make_config(overrides={"sweep.force": True})) == 0
     after = (config.run_dir / "run.json").read_text()
     assert json.loads(after)["status"] == "finished" and after != before
+
+
+def test_two_may_force_a_run_at_the_same_moment(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(overrides={"sweep.force": True})
+    monkeypatch.setattr(sweep, "is_whole", lambda directory: True)
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # when they look
+    sweep.mark([config])
+    sweep.mark([config])
+    assert config.work_dir.is_dir()
 
 
 def test_one_run_waits_for_another_process_that_is_at_it(

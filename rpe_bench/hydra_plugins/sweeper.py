@@ -54,6 +54,7 @@ class ResumingSweeper(BasicSweeper):
         from hydra_plugins.rpe_bench.launcher import PoolLauncher
         from rpe_bench.compose import judged_by_us, plain
         from rpe_bench.errors import ConfigError
+        from rpe_bench.interrupts import raising
         from rpe_bench.sweep import Job, complaints, run_jobs
 
         assert self.launcher is not None
@@ -76,7 +77,8 @@ class ResumingSweeper(BasicSweeper):
             # Spares it to compose everything once more.
             self.launcher.configs = {tuple(job.overrides): job.config for job in jobs}
         launcher = self.launcher
-        status = run_jobs(jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0))
+        with raising():
+            status = run_jobs(jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0))
         if status:
             raise SystemExit(status)
 

@@ -431,9 +431,10 @@ def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
 def dry_run(jobs: Sequence[Job]) -> int:
     """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
     plan = Plan.of(jobs)
+    forced = [job for job in plan.finished if job.config.sweep.force]
+    plan.finished = [job for job in plan.finished if job not in forced]
+    plan.others += forced
     todo = plan.todo
-    if forced := [job for job in plan.finished if job.config.sweep.force]:
-        todo = [job for job in plan.all if job in todo or job in forced]
     print(plan)
     for job in plan.all:
         record = record_of(job.config)

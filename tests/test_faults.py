@@ -465,6 +465,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     lines = some.said.splitlines()
     assert lines[:2] == ["3 jobs: 1 finished, 2 to run", f"finished     {dry[0].run_id}"]
     assert lines[-1].startswith("time: ") and lines[-1].endswith(" s, 2 at once")
+    again = start(configs(tmp_path / "results", 3, sweep__dry_run=True, sweep__force=True))
+    assert again.end() == 0
+    lines = again.said.splitlines()
+    assert lines[:2] == ["3 jobs: 0 finished, 3 to run", f"would run    {dry[0].run_id}"]
     new = start(configs(tmp_path / "results", 1, sweep__dry_run=True, recipe__steps=24))  # by another run in that place
     assert new.end() == 0
     assert new.said.splitlines()[-1].endswith(" s, 2 at once")

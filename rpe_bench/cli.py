@@ -174,7 +174,7 @@ def properties(names: str | None, causal: bool, out: Path | None) -> int:
     from rpe_bench.catalogue import encodings, unknown_choice
 
     known = encodings()
-    chosen = known if names is None else list(dict.fromkeys(names.split(",")))
+    chosen = list(known) if names is None else list(dict.fromkeys(names.split(",")))
     if unknown := [unknown_choice("encoding", name, known) for name in chosen if name not in known]:
         raise ConfigError(*unknown)
     if out is not None:
@@ -185,8 +185,16 @@ def properties(names: str | None, causal: bool, out: Path | None) -> int:
             raise ConfigError(f"--out={out}: {error.strerror}") from error
     import torch
 
+    from rpe_bench.catalogue import read
+    from rpe_bench.components import load_class
     from rpe_bench.properties import Report
 
+    for name in known if names is None else ():
+        try:
+            load_class("encoding", read("encoding", name)["target"])
+        except ConfigError as error:  # somebody's own, of another folder: no reason to say nothing of all others
+            chosen.remove(name)
+            print(f"encoding={name} is left out: {error}", file=sys.stderr)
     torch.set_num_threads(1)  # many small calls, in which more threads would wait for each other
     found = Report.of(chosen, causal)
     print(found.markdown(), end="")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpe_bench import properties
+from rpe_bench import catalogue, properties
 from rpe_bench.cli import main
 from rpe_bench.errors import ConfigError
 from rpe_bench.properties import MEASURES, Case, Measurement, Report, measured
@@ -362,3 +362,17 @@ def test_help_says_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
     assert not ended.value.code
     shown = " ".join(capsys.readouterr().out.split())
     assert "measured at run time" in shown and "--bidirectional" in shown and "--out DIR" in shown
+
+
+def test_a_class_that_cannot_be_found_is_left_out_of_all_and_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = catalogue.read
+    monkeypatch.setattr(catalogue, "encodings", lambda: ["ghost", "nope"])
+    ghost = {"name": "ghost", "target": "nowhere.Ghost"}
+    monkeypatch.setattr(catalogue, "read", lambda group, name: ghost if name == "ghost" else read(group, name))
+    assert main(["properties"]) == 0
+    said = capsys.readouterr()
+    assert "\n| nope " in said.out and "ghost" not in said.out
+    assert said.err == "encoding=ghost is left out: encoding.target=nowhere.Ghost: there is no module nowhere\n"
+    assert main(["properties", "--encodings", "ghost"]) == 2

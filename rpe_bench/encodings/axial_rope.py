@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_base, check_choice
 from rpe_bench.encodings.grid import grid_positions, kept, layouts, of_examples
 from rpe_bench.encodings.rope import turn, turns_of
 
@@ -16,8 +16,7 @@ def check_pairs(geometry: Geometry, base: float, layout: str) -> None:
             f"two axes turn as many pairs of features each: a head of {geometry.head_dim} "
             f"(dim {geometry.dim} / heads {geometry.heads}) is no multiple of 4"
         )
-    if base <= 1:
-        raise ValueError(f"base={base} must be greater than 1")
+    check_base(base)
 
 
 class AxialRoPE(Encoding):

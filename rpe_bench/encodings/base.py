@@ -343,3 +343,15 @@ def check_choice(name: str, given: object, *allowed: object) -> None:
     """Raise ValueError, naming both, where an option is not among its choices."""
     if given not in allowed:
         raise ValueError(f"{name}={given} is not one of {', '.join(map(str, allowed))}")
+
+
+def check_std(std: float) -> None:
+    """Raise ValueError where initial values cannot be drawn from N(0, std^2)."""
+    if std < 0:
+        raise ValueError(f"std={std} must not be negative")
+
+
+def check_base(base: float) -> None:
+    """Raise ValueError where frequencies base^(-2t/width) would not fall with t."""
+    if base <= 1:
+        raise ValueError(f"base={base} must be greater than 1")

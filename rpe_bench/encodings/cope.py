@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std
 
 
 class CoPE(Encoding):
@@ -42,8 +42,7 @@ class CoPE(Encoding):
         super().__init__(geometry)
         if npos_max < 2:
             raise ValueError(f"npos_max={npos_max} must be at least 2")
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         self.npos_max = npos_max
         self.std = std
         self.e_HNK = nn.Parameter(torch.empty(geometry.heads if per_head else 1, npos_max, geometry.head_dim))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice, check_std
 from rpe_bench.encodings.relative import key_logits, query_logits, reach
 
 
@@ -150,8 +150,7 @@ class DeBERTa(Encoding):
 def check_terms(terms: str, p2c_reading: str, std: float) -> None:
     check_choice("terms", terms, "c2p", "p2c", "both")
     check_choice("p2c_reading", p2c_reading, "code", "paper")
-    if std < 0:
-        raise ValueError(f"std={std} must not be negative")
+    check_std(std)
 
 
 def term_scale(geometry: Geometry, terms: str) -> float:

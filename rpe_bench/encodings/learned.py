@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Encoding, Geometry, single_axis, whole
+from rpe_bench.encodings.base import Encoding, Geometry, check_std, single_axis, whole
 from rpe_bench.encodings.sinusoidal import combine_with_tokens, position_width
 
 
@@ -34,8 +34,7 @@ class Learned(Encoding):
         super().__init__(geometry)
         if size is not None and size < 1:
             raise ValueError(f"size={size} must be at least 1")
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         self.longest = geometry.max_extents[0] if size is None else size
         self.std = std
         self.combine = combine

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_choice, single_axis
+from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_base, check_choice, single_axis
 
 
 class PoPE(Encoding):
@@ -38,8 +38,7 @@ class PoPE(Encoding):
     ) -> None:
         super().__init__(geometry)
         check_choice("delta_init", delta_init, "zero", "uniform")
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         self.base = base
         self.delta_init = delta_init
         self.delta_HK = nn.Parameter(torch.empty(geometry.heads if per_head else 1, geometry.head_dim))

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Context, single_axis, whole
+from rpe_bench.encodings.base import Cache, Context, check_base, single_axis, whole
+from rpe_bench.encodings.sinusoidal import angles
 
 TILE_ROWS = 32
 """Rows shifted at once. They meet Y + TILE_ROWS - 1 distinct offsets, against X + Y - 1 of all rows together."""
@@ -70,8 +71,8 @@ def sinusoid_blocks(positions: Tensor, width: int, base: float) -> Tensor:
 
     In float64; width is even.
     """
-    angles = _angles(positions, width, base)
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+    found = angles(positions, width, base)
+    return torch.cat((found.sin(), found.cos()), dim=-1)
 
 
 class SinusoidTerm:
@@ -86,8 +87,7 @@ class SinusoidTerm:
     def __init__(self, width: int, base: float, clamp: int | None = None) -> None:
         if width % 2:
             raise ValueError(f"sinusoids come in pairs: a width of {width} is odd")
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         if clamp is not None and clamp < 1:
             raise ValueError(f"clamp_len={clamp} must be at least 1, or null")
         self.width = width
@@ -135,10 +135,10 @@ class SinusoidTerm:
 
     def _turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Sines and cosines, (T, D/2) or (B, 1, T, D/2)."""
-        angles = _angles(single_axis(positions), self.width, self.base)
-        if angles.dim() == 3:
-            angles = angles[:, None]
-        return angles.sin().to(dtype), angles.cos().to(dtype)
+        found = angles(single_axis(positions), self.width, self.base)
+        if found.dim() == 3:
+            found = found[:, None]
+        return found.sin().to(dtype), found.cos().to(dtype)
 
 
 def reach(context: Context) -> tuple[int, int]:
@@ -153,11 +153,6 @@ def reach(context: Context) -> tuple[int, int]:
 def _by_shift(context: Context) -> bool:
     """Whether rows of logits are made by a shift, whose tiles a compiler would have to compile anew for each length."""
     return context.positions is None and not torch.compiler.is_compiling()
-
-
-def _angles(positions: Tensor, width: int, base: float) -> Tensor:
-    exponent = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
-    return positions.double()[..., None] * base**-exponent
 
 
 def _one_if_shared(table: Tensor) -> Tensor:

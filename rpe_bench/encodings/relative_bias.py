@@ -7,7 +7,7 @@ al. 2020 (arXiv 1910.10683).
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import DistanceBias, Geometry, whole
+from rpe_bench.encodings.base import DistanceBias, Geometry, check_std, whole
 
 
 class RelativeBias(DistanceBias):
@@ -30,8 +30,7 @@ class RelativeBias(DistanceBias):
         super().__init__(geometry)
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         self.k = k
         self.std = std
         self.table_NH = nn.Parameter(torch.empty(2 * k + 1, geometry.heads if per_head else 1))

@@ -7,7 +7,7 @@ makes rotary positional encodings useful?" (arXiv 2410.06205; `proportion`).
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_choice, single_axis
+from rpe_bench.encodings.base import Cache, Context, Encoding, Geometry, check_base, check_choice, single_axis
 from rpe_bench.encodings.scalings import AnyScaling
 from rpe_bench.encodings.scalings.base import Rotation
 
@@ -71,8 +71,7 @@ class RoPE(Encoding):
     ) -> None:
         super().__init__(geometry)
         check_choice("layout", layout, "interleaved", "half")
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         if not 0 < rotary <= 1:
             raise ValueError(f"rotary={rotary} must be more than 0 and at most 1")
         if not 0 <= proportion <= 1:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, DistanceBias, Geometry
+from rpe_bench.encodings.base import Cache, DistanceBias, Geometry, check_base
 
 
 class Sandwich(DistanceBias):
@@ -24,8 +24,7 @@ class Sandwich(DistanceBias):
         super().__init__(geometry)
         if width < 2 or width % 2:
             raise ValueError(f"width={width} must be even, and at least 2")
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         self.width = width
         self.base = base
         self._cache = Cache()

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice, layer_input
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_base, check_choice, layer_input
 from rpe_bench.encodings.path import causal_convolution
 from rpe_bench.encodings.rope import turn, turns_of
 
@@ -54,8 +54,7 @@ class SelectiveRoPE(Encoding):
                 f"a rotation turns pairs of features: a head of {geometry.head_dim} "
                 f"(dim {geometry.dim} / heads {geometry.heads}) is odd"
             )
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         for name, value in (("rank", rank), ("kernel", kernel)):
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std
 from rpe_bench.encodings.relative import mixed_values, query_logits
 
 
@@ -37,8 +37,7 @@ class Shaw(Encoding):
         super().__init__(geometry)
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         if not keys and not values:
             raise ValueError("keys=false, values=false: at least one of them must be true")
         self.k = k

@@ -3,17 +3,22 @@
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_choice, single_axis
+from rpe_bench.encodings.base import Cache, Encoding, Geometry, check_base, check_choice, single_axis
 
 
-def sinusoid(positions: Tensor, width: int, base: float) -> Tensor:
-    """PE(p, 2t) = sin(p / base^(2t/width)), PE(p, 2t+1) = cos(same): (...) to (..., width), in float64.
+def angles(positions: Tensor, width: int, base: float) -> Tensor:
+    """p / base^(2t/width), t < width/2: (...) to (..., width/2), in float64.
 
     Float64 throughout: in float32 the cosine of a position near 10^6 is already off by 0.016.
     """
     exponent = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
-    angles = positions.double()[..., None] * base**-exponent
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+    return positions.double()[..., None] * base**-exponent
+
+
+def sinusoid(positions: Tensor, width: int, base: float) -> Tensor:
+    """PE(p, 2t) = sin(p / base^(2t/width)), PE(p, 2t+1) = cos(same): (...) to (..., width), in float64."""
+    found = angles(positions, width, base)
+    return torch.stack((found.sin(), found.cos()), dim=-1).flatten(-2)
 
 
 class Sinusoidal(Encoding):
@@ -36,8 +41,7 @@ class Sinusoidal(Encoding):
         self.width = position_width(geometry, combine, width)
         if self.width % 2:
             raise ValueError(f"sinusoids come in pairs: a width of {self.width} is odd")
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
         self._cache = Cache()
 
     def table(self, positions: Tensor | None, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rpe_bench.encodings.base import Encoding, Geometry
+from rpe_bench.encodings.base import Encoding, Geometry, check_base
 from rpe_bench.encodings.grid import grid_positions, layouts, of_examples
 from rpe_bench.encodings.sinusoidal import combine_with_tokens, position_width, sinusoid
 
@@ -32,8 +32,7 @@ class Sinusoidal2D(Encoding):
             raise ValueError(
                 f"two axes of sines and cosines need a multiple of 4 features, not a width of {self.width}"
             )
-        if base <= 1:
-            raise ValueError(f"base={base} must be greater than 1")
+        check_base(base)
 
     def table(self, positions: Tensor) -> Tensor:
         """Cells (..., 2) to (..., width), in float64."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry
+from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry, check_base, check_std
 from rpe_bench.encodings.relative import SinusoidTerm
 from rpe_bench.encodings.sinusoidal import sinusoid
 
@@ -95,8 +95,6 @@ def checked_width(geometry: Geometry, width: int | None, base: float, std: float
         width = geometry.dim
     if width < 2 or width % 2:
         raise ValueError(f"width={width} must be even, since sinusoids come in pairs")
-    if base <= 1:
-        raise ValueError(f"base={base} must be greater than 1")
-    if std < 0:
-        raise ValueError(f"std={std} must not be negative")
+    check_base(base)
+    check_std(std)
     return width

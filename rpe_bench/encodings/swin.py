@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, whole
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std, whole
 from rpe_bench.encodings.grid import grid_positions, kept, layouts, of_examples, sides
 
 
@@ -43,8 +43,7 @@ class Swin(Encoding):
     ) -> None:
         super().__init__(geometry)
         self.window = sides("window", window, geometry.max_extents)
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         self.longest = max(self.window)
         self.std = std
         rows = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)

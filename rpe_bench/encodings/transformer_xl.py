@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry
+from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std
 from rpe_bench.encodings.relative import SinusoidTerm
 
 
@@ -37,8 +37,7 @@ class TransformerXL(Encoding):
         per_head: bool = True,
     ) -> None:
         super().__init__(geometry)
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         H, K = geometry.heads if per_head else 1, geometry.head_dim
         self.term = SinusoidTerm(geometry.dim, base, clamp_len)
         self.std = std

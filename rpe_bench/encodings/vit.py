@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Encoding, Geometry, check_choice, whole
+from rpe_bench.encodings.base import Encoding, Geometry, check_choice, check_std, whole
 from rpe_bench.encodings.grid import grid_positions, layouts, of_examples, sides
 from rpe_bench.encodings.sinusoidal import combine_with_tokens, position_width
 
@@ -49,8 +49,7 @@ class ViT(Encoding):
         super().__init__(geometry)
         self.size = sides("size", size, geometry.train_extents)
         check_choice("beyond", beyond, "resize", "error")
-        if std < 0:
-            raise ValueError(f"std={std} must not be negative")
+        check_std(std)
         if beyond == "resize":
             self.prefix_consistent = False
         else:

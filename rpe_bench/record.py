@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 import traceback
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import yaml
 
+from rpe_bench import checkpoints
 from rpe_bench.config import Config
 from rpe_bench.errors import one_line
-from rpe_bench.files import atomic, damage, is_whole, read_record, write_text
+from rpe_bench.files import damage, is_whole, read_record, write_text
 from rpe_bench.ledger import now
 from rpe_bench.schema import FORMAT, TABLES
 
@@ -51,9 +51,6 @@ NOTES = (
     "resumed_from_step",
 )
 """What `Record.note` adds to run.json; null until noted. Training's seconds are those of all attempts together."""
-
-CHECKPOINT = 1
-"""Version of checkpoint.pt, of which no number depends: one of another version is not gone on from."""
 
 FLUSH_SECONDS = 5.0
 """train.csv is rewritten at most this often while the run goes on."""
@@ -198,40 +195,27 @@ class Record:
             self._mirror.log(name, plain)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write checkpoint.pt with torch.save: `state`, and what of this record a later attempt needs."""
-        about = {"format": CHECKPOINT, "run_id": self._config.run_id, "versions": self._facts["versions"]}
-        content = io.BytesIO()  # torch's own writer makes a RuntimeError of a full disk
-        torch.save({**state, **about, "train": self._train}, content)
-        with atomic(self.directory / "checkpoint.pt") as temporary:
-            temporary.write_bytes(content.getbuffer())
+        """Write checkpoint.pt: `state`, and what of this record a later attempt needs."""
+        about = {"run_id": self._config.run_id, "versions": self._facts["versions"], "train": self._train}
+        checkpoints.write(self.directory / "checkpoint.pt", {**state, **about})
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
         """A checkpoint of this run that can be gone on from; None, and said why, where none can."""
+        versions = self._facts["versions"]
         try:
-            # Apart from what is made of it, so that a disk that fails is not taken for a damaged file, nor the reverse.
-            content = io.BytesIO((self.directory / "checkpoint.pt").read_bytes())
+            kept = checkpoints.read(self.directory / "checkpoint.pt", self._config.device)
         except FileNotFoundError:
             return None
-        try:
-            with zipfile.ZipFile(content) as archive:  # torch's own reader leaves the checksums alone
-                damaged = archive.testzip()
-            if damaged is None:
-                content.seek(0)
-                kept = torch.load(content, map_location=self._config.device, weights_only=True)
-        except Exception:  # a damaged pickle, and what zipfile reads in a damaged archive, may raise anything
-            damaged = "all of it"
-        versions = self._facts["versions"]
-        if damaged is not None:
-            problem = "is damaged"
-        elif not isinstance(kept, dict) or kept.get("format") != CHECKPOINT:
-            problem = "is of another format"
-        elif kept.get("run_id") != self._config.run_id:
-            problem = f"is of another run, {kept.get('run_id')}"
-        elif kept.get("versions") != versions:
-            changed = [name for name, version in versions.items() if kept["versions"].get(name) != version]
-            problem = f"was written with another version of {', '.join(changed)}"
+        except checkpoints.CheckpointError as error:
+            problem = str(error)
         else:
-            return kept
+            if kept.get("run_id") != self._config.run_id:
+                problem = f"is of another run, {kept.get('run_id')}"
+            elif kept.get("versions") != versions:
+                changed = [name for name, version in versions.items() if kept["versions"].get(name) != version]
+                problem = f"was written with another version of {', '.join(changed)}"
+            else:
+                return kept
         self._say(f"checkpoint.pt {problem}: the run starts again")
         return None
 

@@ -184,8 +184,8 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: path.write_bytes(path.read_bytes().replace(b"\x00\x00\x80?", b"\x00\x00\x80>", 1)),
         "is damaged",
     ),
-    "a list": (lambda path: torch.save([1], path), "is of another format"),
-    "another format": (lambda path: torch.save({"format": 0}, path), "is of another format"),
+    "a list": (lambda path: torch.save([1], path), "is of format None, not 1"),
+    "another format": (lambda path: torch.save({"format": 0}, path), "is of format 0, not 1"),
     "another run": (lambda path: torch.save({"format": 1, "run_id": "x"}, path), "is of another run, x"),
 }
 

@@ -103,9 +103,9 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: run, status, list, properties, report)"),
-        ("rnu", "rnu: unknown command; did you mean run? (commands: run, status, list, properties, report)"),
-        ("--foo", "--foo: unknown command (commands: run, status, list, properties, report)"),
+        ("", "rpe-bench: needs a command (commands: list, properties, report, run, status)"),
+        ("rnu", "rnu: unknown command; did you mean run? (commands: list, properties, report, run, status)"),
+        ("--foo", "--foo: unknown command (commands: list, properties, report, run, status)"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"

@@ -1,0 +1,27 @@
+"""`rpe-bench report`: figures and tables of the finished runs in a directory."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from rpe_bench.errors import ConfigError
+
+HELP = "figures and tables of finished runs"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where they go; RESULTS_DIR/report by default")
+
+
+def main(parsed: Namespace) -> int:
+    from rpe_bench.report import ReportError, write_report
+
+    out = parsed.out or parsed.results_dir / "report"
+    try:
+        written = write_report(parsed.results_dir, out)
+    except ReportError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"--out={out}: {error.filename or out}: {error.strerror}") from error
+    print(written.text, "", *written.paths, sep="\n")
+    return 0

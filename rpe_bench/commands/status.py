@@ -1,0 +1,23 @@
+"""`rpe-bench status`: how far the runs in a directory are, by task and encoding."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from rpe_bench.errors import ConfigError
+
+HELP = "how far the runs of a results directory are, also while a sweep goes on"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+
+
+def main(parsed: Namespace) -> int:
+    from rpe_bench.status import Status
+
+    try:
+        print(Status.of(parsed.results_dir))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        problem = f"there is no directory {parsed.results_dir / 'runs'}"
+        raise ConfigError(f"no runs in {parsed.results_dir}: {problem}") from error
+    return 0

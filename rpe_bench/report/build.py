@@ -7,7 +7,15 @@ from pathlib import Path
 
 from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
 from rpe_bench.report.load import ReportError, Results, load_results
-from rpe_bench.report.tables import accuracy_table, effective_table, markdown_tables, notes, seed_by_seed, text_tables
+from rpe_bench.report.tables import (
+    accuracy_table,
+    effective_table,
+    markdown_tables,
+    notes,
+    position_bins,
+    seed_by_seed,
+    text_tables,
+)
 
 MANIFEST = "report.json"
 """Lists the figures and tables of a report, beside them."""
@@ -85,6 +93,7 @@ def _tables(results: Results, out: Path) -> list[Path]:
         "evaluations": seed_by_seed(results.evaluations),
         **({} if results.training_set.empty else {"training_set": seed_by_seed(results.training_set)}),
         "positions": seed_by_seed(results.positions),
+        "position_bins": position_bins(results),
         "runs": results.runs,
     }
     paths = []

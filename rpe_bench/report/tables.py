@@ -1,5 +1,8 @@
 """Tables: tidy ones for the next program, wide ones for a reader."""
 
+import math
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 
@@ -45,6 +48,36 @@ def seed_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of every seed as the runs recorded them, less what repeats in each: what all means here are means of."""
     columns = [column for column in rows if column not in KEYS or column in (*LINE, "seed", "train_length")]
     return rows[columns].sort_values([*LINE, "seed"], kind="stable")
+
+
+def position_bins(results: Results) -> pd.DataFrame:
+    """Every seed's scores at the longest length of its run, by where they stand beside what was trained on.
+
+    Bins of token positions go up to 0.5, 1, 1.5, 2, 4, 8 ... times the longest sequence trained on, and to the end.
+    Columns: LINE, seed, train_tokens, length, from, to (the first position that is not of the bin), tokens, loss,
+    perplexity, accuracy: means over the tokens of the bin.
+    """
+    rows = results.positions
+    longest = rows.groupby("run_id")["length"].transform("max")
+    rows = rows[rows["length"] == longest]
+    records = []
+    by = [*LINE, "seed", "train_tokens", "length"]
+    for key, run in rows.groupby(by, sort=True):
+        trained, end = key[3], int(run["position"].max()) + 1
+        doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
+        edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
+        edges = sorted({edge for edge in edges if edge <= end})
+        for start, stop in pairwise(edges):
+            part = run[(run["position"] >= start) & (run["position"] < stop)]
+            if part.empty:  # where the task asks nothing
+                continue
+            tokens = int(part["tokens"].sum())
+            loss, accuracy = (float((part[name] * part["tokens"]).sum()) / tokens for name in ("loss", "accuracy"))
+            with np.errstate(over="ignore"):  # of a model that is certain and wrong
+                perplexity = float(np.exp(loss))
+            records.append([*key, start, stop, tokens, loss, perplexity, accuracy])
+    columns = [*by, "from", "to", "tokens", "loss", "perplexity", "accuracy"]
+    return pd.DataFrame(records, columns=columns)
 
 
 def wide_tables(results: Results, times: str = "x") -> dict[str, pd.DataFrame]:

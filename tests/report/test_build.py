@@ -34,7 +34,15 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
         ),
         *(
             f"tables/{name}.csv"
-            for name in ("accuracy", "effective_length", "evaluations", "training_set", "positions", "runs")
+            for name in (
+                "accuracy",
+                "effective_length",
+                "evaluations",
+                "training_set",
+                "positions",
+                "position_bins",
+                "runs",
+            )
         ),
         "tables/accuracy.md",
     ]

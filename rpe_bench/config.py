@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 import yaml
@@ -69,7 +69,56 @@ class Model(Section):
         return self
 
 
+class EarlyStop(Section):
+    """When training ends before its last step: by held-out examples of the training length, and of no other.
+
+    The examples are those of `rpe_bench.early_stop`. A check counts as an improvement where the metric is better than
+    at every one before by more than `min_improvement`.
+    """
+
+    metric: Literal["loss", "token_accuracy", "exact_match"] = "loss"
+    every: Positive = 100
+    """Steps from one check to the next; the last step is one too."""
+    patience: Positive | None = 5
+    """Checks in a row without an improvement, after which training ends; null for any number."""
+    min_improvement: Annotated[float, Field(ge=0)] = 0.0
+    threshold: Annotated[float, Field(ge=0)] | None = None
+    """Of the metric: training ends once it is reached; null for no such end."""
+    examples: Positive = 256
+    keep: Literal["last", "best"] = "best"
+    """The weights that are evaluated: those at the last check that was an improvement, or those of the last step."""
+
+    @model_validator(mode="after")
+    def there_is_an_end(self) -> Self:
+        threshold = f"recipe.early_stop.threshold={show(self.threshold)}"
+        if self.patience is None and self.threshold is None:
+            raise ValueError(f"{threshold}: with recipe.early_stop.patience=null nothing would end training early")
+        if self.metric != "loss" and self.threshold is not None and self.threshold > 1:
+            raise ValueError(f"{threshold}: recipe.early_stop.metric={self.metric} is at most 1")
+        return self
+
+
+PARTS = {
+    "betas": ("optimiser", ("adamw", "adam")),
+    "momentum": ("optimiser", ("sgd",)),
+    "min_lr_ratio": ("schedule", ("cosine", "linear", "wsd")),
+    "decay_share": ("schedule", ("wsd",)),
+    "curriculum_share": ("lengths", ("curriculum",)),
+    "curriculum_start": ("lengths", ("curriculum",)),
+}
+"""Key of a recipe -> the key whose value says whether it has a part in it, and for which values it has."""
+
+USUAL = {"momentum": 0.9, "decay_share": 0.2, "curriculum_share": 0.5}
+"""What `resolve` takes for null where the key has a part."""
+
+
 class Recipe(Section):
+    """How a model is trained.
+
+    Keys with a default came later than others. The default is what was done before there was a choice: at it, a key is
+    left out of a run's identity, and a config.yaml without it says the same.
+    """
+
     name: Id
     steps: Positive
     batch_size: Positive
@@ -77,20 +126,67 @@ class Recipe(Section):
     weight_decay: Annotated[float, Field(ge=0)]
     warmup_steps: Natural
     """`resolve` takes null for a tenth of the steps, 100 at most."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)]
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] | None
+    """As `betas`, null once resolved where it has no part."""
     grad_clip: Annotated[float, Field(gt=0)]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None
     train_length: Positive | None
     """The longest problem size trained on; null for the task's default."""
-    lengths: Literal["uniform", "fixed"]
+    lengths: Literal["uniform", "fixed", "curriculum"]
     precision: Literal["fp32", "bf16-mixed"]
     log_every: Positive
+    optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the steps: those at the end in which `wsd` decays."""
+    accumulate: Positive = 1
+    """Micro-batches that a step's batch is cut into, which are in memory one after the other."""
+    curriculum_start: Positive | None = None
+    """The largest size at the first step; `resolve` takes null for the task's smallest."""
+    curriculum_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the steps: those in which the largest size grows to `train_length`."""
+    early_stop: EarlyStop | None = None
 
     @model_validator(mode="after")
-    def warm_up_fits(self) -> Self:
+    def keys_have_their_part(self) -> Self:
+        for key, (choice, users) in PARTS.items():
+            value, chosen = getattr(self, key), getattr(self, choice)
+            if value is not None and chosen not in users:
+                part = f"has no part in recipe.{choice}={chosen}, but in {' and '.join(users)}"
+                raise ValueError(f"recipe.{key}={show(value)}: {part}")
+            if value is None and chosen in users and key != "curriculum_start":  # which waits for the task
+                raise ValueError(f"recipe.{key}=null: recipe.{choice}={chosen} needs a value")
+        return self
+
+    @model_validator(mode="after")
+    def steps_suffice(self) -> Self:
         if self.warmup_steps > self.steps:
             raise ValueError(f"recipe.warmup_steps={self.warmup_steps}: must not exceed recipe.steps={self.steps}")
+        if self.decay_share is not None and self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"recipe.decay_share={self.decay_share}: the decay of {self.decay_steps} steps and"
+                f" recipe.warmup_steps={self.warmup_steps} exceed recipe.steps={self.steps}"
+            )
         return self
+
+    @model_validator(mode="after")
+    def micro_batches_are_equal(self) -> Self:
+        if self.batch_size % self.accumulate:
+            given = f"recipe.accumulate={self.accumulate}"
+            raise ValueError(f"{given}: must divide recipe.batch_size={self.batch_size}, the examples of a step")
+        return self
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps at the end in which `wsd` decays."""
+        assert self.decay_share is not None
+        return max(1, round(self.decay_share * self.steps))
+
+    @classmethod
+    def neutral(cls) -> dict[str, Any]:
+        """Keys that came later, at the value that leaves all as it was."""
+        return {name: key.default for name, key in cls.model_fields.items() if not key.is_required()}
 
 
 class Evaluation(Section):
@@ -174,7 +270,8 @@ class Config(Section):
             del config["positions"]
         for group in ("encoding", "task"):
             neutral = load_class(group, config[group]["target"]).neutral
-            config[group] = {k: v for k, v in config[group].items() if k not in neutral or v != neutral[k]}
+            config[group] = _without(config[group], neutral)
+        config["recipe"] = _without(config["recipe"], Recipe.neutral())
         # Where a text lies changes nothing; what it says is there by its digest.
         places = load_class("task", self.task.target).places
         config["task"] = {k: v for k, v in config["task"].items() if k not in places}
@@ -241,6 +338,11 @@ class Config(Section):
         return build_encodings(self.encoding.model_dump(), geometry)
 
 
+def _without(options: Mapping[str, Any], neutral: Mapping[str, object]) -> dict[str, Any]:
+    """The keys that are not at their neutral value."""
+    return {key: value for key, value in options.items() if key not in neutral or value != neutral[key]}
+
+
 def resolve(raw: Mapping[str, Any]) -> Config:
     """The config that `raw`, as composed, stands for: complete, checked, and ready to run.
 
@@ -258,7 +360,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
                 errors += error.errors
                 # What is wrong with the class, or that there is none, is said once.
                 completed[group] = {**options, **{key: options[key] or group for key in ("name", "target")}}
-    completed["recipe"] = _warm_up_by_default(raw.get("recipe"))
+    completed["recipe"] = _settled(raw.get("recipe"))
     try:
         config = parse(completed)
     except ConfigError as error:
@@ -268,11 +370,22 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     return _fit(config)
 
 
-def _warm_up_by_default(recipe: Any) -> Any:
-    if not isinstance(recipe, Mapping) or recipe.get("warmup_steps", 0) is not None:
+def _settled(recipe: Any) -> Any:
+    """A recipe with what its nulls stand for, and null for what has no part in it though every file has the key: so
+    that two requests that train in the same way are the same run."""
+    if not isinstance(recipe, Mapping):
         return recipe
-    steps = recipe.get("steps")
-    return dict(recipe) | {"warmup_steps": max(0, min(100, steps // 10)) if isinstance(steps, int) else 0}
+    settled, neutral = dict(recipe), Recipe.neutral()
+    if recipe.get("warmup_steps", 0) is None:
+        steps = recipe.get("steps")
+        settled["warmup_steps"] = max(0, min(100, steps // 10)) if isinstance(steps, int) else 0
+    for key, (choice, users) in PARTS.items():
+        has_part = recipe.get(choice, neutral.get(choice)) in users
+        if has_part and recipe.get(key) is None and key in USUAL:
+            settled[key] = USUAL[key]
+        if not has_part and key in recipe and key not in neutral:
+            settled[key] = None
+    return settled
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
@@ -289,7 +402,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 def _line(error: Any) -> str:
     """One of pydantic's errors as ``recipe.steps=-5: must be at least 1``."""
-    section = str(error["loc"][0]) if len(error["loc"]) > 1 else ""
+    section = ".".join(map(str, error["loc"][:-1]))
     key = str(error["loc"][-1])
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])[1:]
     if error["type"] == "value_error":  # a rule between keys, which names them itself
@@ -309,10 +422,15 @@ def _line(error: Any) -> str:
 
 
 def _keys(section: str) -> list[str]:
-    """The keys of a section, of which plain values have none, or of the whole config."""
-    fields = Config.model_fields
-    model: Any = fields[section].annotation if section in fields else Config
-    return list(getattr(model, "model_fields", ()))
+    """The keys of a section by its dotted path, of which plain values have none; of the whole config where it is ""."""
+    model: Any = Config
+    for part in section.split(".") if section else ():
+        annotation = model.model_fields[part].annotation
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
+        if not kinds:
+            return []
+        [model] = kinds
+    return list(model.model_fields)
 
 
 def _fit(config: Config) -> Config:
@@ -344,6 +462,22 @@ def _fit(config: Config) -> Config:
                     f"evaluation.multiples: none of recipe.train_length={train_length} is a size of task={name}"
                 )
 
+    recipe = config.recipe
+    start = recipe.curriculum_start
+    if recipe.early_stop and (refusal := _refusal(task.check_evaluated, train_length)):
+        errors.append(f"recipe.early_stop: of recipe.train_length={train_length}: {refusal}")
+    if recipe.lengths == "curriculum" and task.training_examples:
+        errors.append(f"recipe.lengths=curriculum: task={name} has a finite training set, all of one size; use fixed")
+    elif recipe.lengths == "curriculum" and not _refusal(task.check_size, train_length):
+        with blamed_on(f"task={name}"):
+            smallest = task.sizes(train_length)[0]
+        start = smallest if start is None else start
+        if not smallest <= start <= train_length:
+            allowed = (
+                f"must be from {smallest}, the smallest size of task={name}, to recipe.train_length={train_length}"
+            )
+            errors.append(f"recipe.curriculum_start={start}: {allowed}")
+
     causal = config.model.causal
     if causal is None:
         causal = task.causal is not False
@@ -359,12 +493,14 @@ def _fit(config: Config) -> Config:
         raise ConfigError(*errors)
 
     # The examples of a finite training set are all of the longest size.
-    lengths = "fixed" if task.training_examples else config.recipe.lengths
+    lengths = "fixed" if task.training_examples else recipe.lengths
     changes = {
         "device": device,
         "task": config.task.model_copy(update=task.pinned()),
         "model": config.model.model_copy(update={"causal": causal}),
-        "recipe": config.recipe.model_copy(update={"train_length": train_length, "lengths": lengths}),
+        "recipe": recipe.model_copy(
+            update={"train_length": train_length, "lengths": lengths, "curriculum_start": start}
+        ),
         "evaluation": config.evaluation.model_copy(update={"lengths": sorted(set(sizes))}),
     }
     config = config.model_copy(update=changes)

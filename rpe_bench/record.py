@@ -5,6 +5,7 @@
     train.csv  eval.csv  positions.csv  slices.csv  baselines.csv      the columns of rpe_bench.schema.TABLES
     training_set.csv                                                   the same, where a task has a finite training set
     floor.csv  floor_positions.csv                                     the same, where the ideal loss of a task is known
+    validation.csv                                                     the same, where training may stop early
     checkpoint.pt    what a run goes on from: weights, optimiser, counters and the rows of train.csv
 
 Every file appears whole, by writing to a temporary name and renaming, so that a reader never sees half of one.
@@ -49,8 +50,15 @@ NOTES = (
     "evaluation_seconds",
     "tokens_per_second",
     "resumed_from_step",
+    "stopped_at_step",
+    "best_step",
+    "best_validation",
+    "evaluated_step",
 )
-"""What `Record.note` adds to run.json; null until noted. Training's seconds are those of all attempts together."""
+"""What `Record.note` adds to run.json; null until noted. Training's seconds are those of all attempts together.
+
+The last four are of runs with `recipe.early_stop`: where it ended training, if it did; the check that was best, and the
+metric there; and the step whose weights were evaluated."""
 
 FLUSH_SECONDS = 5.0
 """train.csv is rewritten at most this often while the run goes on."""

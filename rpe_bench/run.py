@@ -126,13 +126,25 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
         with held_back() as stop:
 
             def keep(state: State) -> None:
-                if is_due(state.step) or stop.made:
+                is_over = state.is_over(recipe)
+                if is_due(state.step) or stop.made or is_over:
                     record.checkpoint(state.as_dict() | {"model": model.state_dict()})
-                if stop.made and state.step < recipe.steps:
+                if stop.made and not is_over:
                     raise KeyboardInterrupt(f"interrupted at step {state.step} of {recipe.steps}")
 
             train(config, task, model, device, log, state, keep)
         record.note(train_seconds=state.seconds, tokens_per_second=state.tokens / state.seconds)
+        if recipe.early_stop is not None:
+            checked = state.checked
+            record.table("validation", checked.rows)
+            record.note(
+                stopped_at_step=state.step if checked.stopped else None,
+                best_step=checked.best_step,
+                best_validation=checked.best,
+                evaluated_step=checked.best_step if recipe.early_stop.keep == "best" else state.step,
+            )
+            if checked.stopped:
+                tell(f"stopped early at step {state.step}/{recipe.steps}")
         began = time.perf_counter()
         tell(f"evaluating at lengths {', '.join(map(str, config.evaluation.lengths or []))}")
         for name, rows in evaluate(config, task, model, device).items():
@@ -141,7 +153,7 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
 
 
 def _due(config: Config) -> Callable[[int], bool]:
-    """Whether a checkpoint is to be written after so many steps: at the last, and as often as `checkpoint` says."""
+    """Whether a checkpoint is to be written after so many steps, as often as `checkpoint` says."""
     steps, minutes = config.checkpoint.steps, config.checkpoint.minutes
     written = time.monotonic()
 
@@ -149,7 +161,7 @@ def _due(config: Config) -> Callable[[int], bool]:
         nonlocal written
         by_steps = steps is not None and step % steps == 0
         by_time = minutes is not None and time.monotonic() - written >= 60 * minutes
-        due = by_steps or by_time or step == config.recipe.steps
+        due = by_steps or by_time
         if due:
             written = time.monotonic()
         return due

@@ -31,6 +31,16 @@ TABLES = {
         "token_accuracy": "float64",
         "exact_match": "float64",
     },
+    "validation": {
+        "step": "int64",
+        "length": "int64",
+        "examples": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "perplexity": "float64",
+        "token_accuracy": "float64",
+        "exact_match": "float64",
+    },
     "positions": {
         "length": "int64",
         "position": "int64",
@@ -63,5 +73,6 @@ TABLES = {
 SPLITS = ("train_lengths", "extrapolation")
 """What the rows of eval.csv are of, by length: examples that nothing was trained on, in both."""
 
-OPTIONAL = frozenset({"training_set", "floor", "floor_positions"})
-"""Tables that only some runs have: those of a task with a finite training set, or whose ideal loss is known."""
+OPTIONAL = frozenset({"training_set", "validation", "floor", "floor_positions"})
+"""Tables that only some runs have: those of a task with a finite training set, or whose ideal loss is known; and those
+that may stop early."""

@@ -33,6 +33,7 @@ from omegaconf import DictConfig
 from rpe_bench import ledger
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
+from rpe_bench.curriculum import Curriculum
 from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import damage, is_whole, read_record, write_text
 from rpe_bench.ledger import now
@@ -742,7 +743,10 @@ def effort(config: Config) -> float:
     """How long a run takes, up to a factor that runs on one machine share."""
     task, recipe, evaluation = config.build_task(), config.recipe, config.evaluation
     assert evaluation.lengths is not None
-    trained = recipe.steps * recipe.batch_size * config.train_tokens * (0.5 if recipe.lengths == "uniform" else 1)
+    share = 1.0 if recipe.lengths == "fixed" else 0.5  # of the longest, on average
+    if (curriculum := Curriculum.of(recipe)) is not None:
+        share *= curriculum.mean_bound(recipe.steps) / curriculum.longest
+    trained = recipe.steps * recipe.batch_size * config.train_tokens * share
     evaluated = evaluation.examples * sum(task.length(size) for size in evaluation.lengths)
     # A backward pass costs about two forward ones.
     return (3 * trained + evaluated) * config.model.layers * config.model.dim

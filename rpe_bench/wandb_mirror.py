@@ -31,7 +31,14 @@ CLOSE_SECONDS = {"online": 3.5, "offline": 30.0}
 FINISH_SECONDS = 2.0
 """How long wandb goes on uploading once told to finish; at the exit of the process too, beyond CLOSE_SECONDS."""
 
-AXES = {"train": "step", "eval": "length", "training_set": "length", "baselines": "length", "positions": "position"}
+AXES = {
+    "train": "step",
+    "validation": "step",
+    "eval": "length",
+    "training_set": "length",
+    "baselines": "length",
+    "positions": "position",
+}
 """Prefix of a curve's name -> what it is drawn against."""
 
 CURVE_POINTS = 256

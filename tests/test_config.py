@@ -12,7 +12,7 @@ import yaml
 from support import encodings_for
 
 from rpe_bench import catalogue, make_encoding, make_task
-from rpe_bench.config import Config, ConfigError, resolve
+from rpe_bench.config import Config, ConfigError, EarlyStop, Recipe, resolve
 from rpe_bench.encodings.base import Encoding, Geometry
 
 MakeConfig = Callable[..., Config]
@@ -148,11 +148,26 @@ OTHER = {
     "recipe.lengths": "fixed",
     "recipe.precision": "bf16-mixed",
     "recipe.log_every": 3,
+    "recipe.optimiser": "adam",
+    "recipe.momentum": 0.5,
+    "recipe.schedule": "linear",
+    "recipe.decay_share": 0.5,
+    "recipe.accumulate": 2,
+    "recipe.curriculum_start": 9,
+    "recipe.curriculum_share": 0.25,
+    "recipe.early_stop": {"every": 2},
     "evaluation.lengths": [24, 30],
     "evaluation.multiples": [1, 3],
     "evaluation.examples": 33,
     "evaluation.seed": 1,
 }
+NEEDED = {
+    "recipe.momentum": {"recipe.optimiser": "sgd"},
+    "recipe.decay_share": {"recipe.schedule": "wsd"},
+    "recipe.curriculum_start": {"recipe.lengths": "curriculum"},
+    "recipe.curriculum_share": {"recipe.lengths": "curriculum"},
+}
+"""What a key of OTHER has no part without."""
 
 
 @pytest.fixture
@@ -182,8 +197,9 @@ def test_logging_and_paths_leave_the_run_the_same(make_config: MakeConfig, key: 
 @pytest.mark.usefixtures("twins")
 def test_every_other_key_makes_another_run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    base = make_config("adjacency", "relative_bias")
-    other = make_config("adjacency", "relative_bias", {key: OTHER[key]})
+    needed = NEEDED.get(key, {})
+    base = make_config("adjacency", "relative_bias", needed)
+    other = make_config("adjacency", "relative_bias", {key: OTHER[key]} | needed)
     assert other.run_id != base.run_id
     assert other.run_id.rpartition("-")[2] != base.run_id.rpartition("-")[2]
 
@@ -218,6 +234,67 @@ def test_a_choice_that_came_later_leaves_the_ids_of_earlier_runs(make_config: Ma
     raw = config.as_dict()
     assert raw.pop("positions") == {"name": "plain", "target": "rpe_bench.positions.plain.Plain"}
     assert resolve(raw) == config
+
+
+NEUTRAL = {
+    "optimiser": "adamw",
+    "momentum": None,
+    "schedule": "cosine",
+    "decay_share": None,
+    "accumulate": 1,
+    "curriculum_start": None,
+    "curriculum_share": None,
+    "early_stop": None,
+}
+
+
+def test_keys_of_a_recipe_that_came_later_leave_the_ids_of_earlier_runs(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Nor does a config.yaml from before them say anything else."""
+    assert Recipe.neutral() == NEUTRAL
+    config = make_config("retrieval", "nope")
+    assert config.run_id == "retrieval-nope-quick-s0-03b7ab78"
+    assert not config.identity()["recipe"].keys() & NEUTRAL.keys()
+    raw = config.as_dict()
+    for key in NEUTRAL:
+        del raw["recipe"][key]
+    assert resolve(raw) == config
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
+    assert Config.load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("name", catalogue.choices("recipe"))
+def test_the_file_of_a_recipe_lists_every_key(name: str) -> None:
+    assert catalogue.read("recipe", name).keys() == Recipe.model_fields.keys()
+
+
+def test_what_has_no_part_in_a_run_does_not_set_it_apart(make_config: MakeConfig) -> None:
+    """Of keys that every file of conf/recipe sets; they are null in the run's own config."""
+    sgd = [make_config(overrides={"recipe.optimiser": "sgd", "recipe.betas": betas}) for betas in ([0.9, 0.9], [0, 0])]
+    assert sgd[0].run_id == sgd[1].run_id and sgd[0].recipe.betas is None and sgd[0].recipe.momentum == 0.9
+    for schedule in ("constant", "inverse_sqrt"):
+        keys = {"recipe.schedule": schedule}
+        one, other = (make_config(overrides=keys | {"recipe.min_lr_ratio": ratio}) for ratio in (0.1, 0.5))
+        assert one.run_id == other.run_id and one.recipe.min_lr_ratio is None
+        assert resolve(one.as_dict()) == one
+
+
+def test_what_a_null_of_a_recipe_stands_for(make_config: MakeConfig) -> None:
+    def recipe(**keys: Any) -> Recipe:
+        return make_config(overrides={f"recipe.{key}": value for key, value in keys.items()}).recipe
+
+    assert recipe(optimiser="sgd").momentum == 0.9
+    assert recipe(optimiser="sgd", momentum=0.0).momentum == 0
+    assert recipe(schedule="wsd").decay_share == 0.2
+    curriculum = recipe(lengths="curriculum")
+    assert (curriculum.curriculum_start, curriculum.curriculum_share) == (4, 0.5)
+    assert recipe(early_stop={"metric": "exact_match"}).early_stop == EarlyStop(
+        metric="exact_match", every=100, patience=5, min_improvement=0, threshold=None, examples=256, keep="best"
+    )
+    for keys in ({"optimiser": "sgd"}, {"schedule": "wsd"}, {"lengths": "curriculum"}, {"early_stop": {}}):
+        config = make_config(overrides={f"recipe.{key}": value for key, value in keys.items()})
+        assert resolve(config.as_dict()) == config
 
 
 def test_published_runs_still_have_their_ids() -> None:
@@ -300,6 +377,125 @@ def test_published_runs_still_have_their_ids() -> None:
         ("copy", "rope", {"task.types": "many"}, "task.types=many: must be an integer"),
         ("copy", "rope", {"model.heads": 5}, "model.heads=5: must divide model.dim=16"),
         ("copy", "rope", {"recipe.warmup_steps": 9}, "recipe.warmup_steps=9: must not exceed recipe.steps=4"),
+        ("copy", "rope", {"recipe.optimiser": "lion"}, "recipe.optimiser=lion: must be one of adamw, adam or sgd"),
+        (
+            "copy",
+            "rope",
+            {"recipe.schedule": "step"},
+            "recipe.schedule=step: must be one of cosine, linear, constant, inverse_sqrt or wsd",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.lengths": "short"},
+            "recipe.lengths=short: must be one of uniform, fixed or curriculum",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.momentum": 0.5},
+            "recipe.momentum=0.5: has no part in recipe.optimiser=adamw, but in sgd",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.decay_share": 0.5},
+            "recipe.decay_share=0.5: has no part in recipe.schedule=cosine, but in wsd",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.curriculum_start": 5},
+            "recipe.curriculum_start=5: has no part in recipe.lengths=uniform, but in curriculum",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.curriculum_share": 0.3, "recipe.lengths": "fixed"},
+            "recipe.curriculum_share=0.3: has no part in recipe.lengths=fixed, but in curriculum",
+        ),
+        ("copy", "rope", {"recipe.betas": None}, "recipe.betas=null: recipe.optimiser=adamw needs a value"),
+        (
+            "copy",
+            "rope",
+            {"recipe.min_lr_ratio": None},
+            "recipe.min_lr_ratio=null: recipe.schedule=cosine needs a value",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.accumulate": 3},
+            "recipe.accumulate=3: must divide recipe.batch_size=8, the examples of a step",
+        ),
+        ("copy", "rope", {"recipe.accumulate": 0}, "recipe.accumulate=0: must be at least 1"),
+        (
+            "copy",
+            "rope",
+            {"recipe.schedule": "wsd", "recipe.decay_share": 0.8, "recipe.warmup_steps": 2},
+            "recipe.decay_share=0.8: the decay of 3 steps and recipe.warmup_steps=2 exceed recipe.steps=4",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.lengths": "curriculum", "recipe.curriculum_start": 17},
+            "recipe.curriculum_start=17: must be from 4, the smallest size of task=copy, to recipe.train_length=16",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.lengths": "curriculum", "recipe.curriculum_start": 3},
+            "recipe.curriculum_start=3: must be from 4, the smallest size of task=copy, to recipe.train_length=16",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.lengths": "curriculum", "recipe.curriculum_share": 0},
+            "recipe.curriculum_share=0: must be more than 0",
+        ),
+        (
+            "adjacency_tutorial",
+            "rope",
+            {"recipe.lengths": "curriculum"},
+            "recipe.lengths=curriculum: task=adjacency_tutorial has a finite training set, all of one size; use fixed",
+        ),
+        ("copy", "rope", {"recipe.early_stop": 5}, "recipe.early_stop=5: must be a group of keys"),
+        ("copy", "rope", {"recipe.early_stop": {"every": 0}}, "recipe.early_stop.every=0: must be at least 1"),
+        (
+            "copy",
+            "rope",
+            {"recipe.early_stop": {"evry": 5}},
+            "recipe.early_stop.evry=5: unknown key; did you mean recipe.early_stop.every? (keys of recipe.early_stop:"
+            " metric, every, patience, min_improvement, threshold, examples, keep)",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.early_stop": {"metric": "perplexity"}},
+            "recipe.early_stop.metric=perplexity: must be one of loss, token_accuracy or exact_match",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.early_stop": {"patience": None}},
+            "recipe.early_stop.threshold=null: with recipe.early_stop.patience=null nothing would end training early",
+        ),
+        (
+            "copy",
+            "rope",
+            {"recipe.early_stop": {"metric": "exact_match", "threshold": 90}},
+            "recipe.early_stop.threshold=90.0: recipe.early_stop.metric=exact_match is at most 1",
+        ),
+        (
+            "markov",
+            "rope",
+            {
+                "recipe.early_stop": {},
+                "recipe.train_length": 8,
+                "task.last": 10,
+                "evaluation.lengths": [16],
+            },
+            "recipe.early_stop: of recipe.train_length=8: size 8 is too small: last=10 targets are scored",
+        ),
         (
             "adjacency",
             "rope",

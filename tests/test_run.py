@@ -241,7 +241,7 @@ def test_a_run_tells_how_far_it_is(make_config) -> None:
 
 # Cut short, and gone on with
 
-TABLES = ("eval", "positions", "slices", "baselines", "training_set")
+TABLES = ("eval", "positions", "slices", "baselines", "training_set", "validation")
 
 
 def results(config: Config) -> dict[str, object]:
@@ -250,15 +250,16 @@ def results(config: Config) -> dict[str, object]:
     for table in TABLES:
         path = config.run_dir / f"{table}.csv"
         found[table] = path.read_bytes() if path.exists() else None
-    return found
+    facts = json.loads((config.run_dir / "run.json").read_text())
+    return found | {name: facts[name] for name in ("stopped_at_step", "best_step", "best_validation", "evaluated_step")}
 
 
 def cut(config: Config, monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
-    """Do something in the middle of a step."""
-    steps = iter(range(1, 100))
+    """Do something in the middle of a step, after all of its micro-batches but the last."""
+    calls = iter(range(1, 100))
 
     def spy(model: Transformer, batch: Batch) -> torch.Tensor:
-        if next(steps) == step:
+        if next(calls) == step * config.recipe.accumulate:
             act()
         return loss_of(model, batch)
 
@@ -272,6 +273,8 @@ CASES = [
     ("adjacency_tutorial", "relative_bias", {}),
     ("copy", "learned", {"recipe.precision": "bf16-mixed"}),
     ("retrieval", "rope", {"positions": catalogue.read("positions", "randomised")}),
+    ("copy", "kerple", {"recipe.optimiser": "sgd", "recipe.accumulate": 2, "recipe.schedule": "wsd"}),
+    ("copy", "rope", {"recipe.lengths": "curriculum", "recipe.early_stop": {"every": 3, "patience": 9}}),
 ]
 
 
@@ -295,6 +298,24 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
     assert facts["tokens_per_second"] == pytest.approx(
         int(rows(config, "train")[-1]["tokens"]) / facts["train_seconds"]
     )
+
+
+def test_a_run_that_stops_early_ends_with_the_same_bytes_though_it_was_cut_between_checks(
+    make_config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At steps 2, 4 and 5, where checks are after each third and no copy is exact: step 6 is the last."""
+    overrides = {"recipe.steps": 9, "recipe.early_stop": {"every": 3, "patience": 1, "metric": "exact_match"}}
+    whole = make_config("copy", "t5", overrides | {"results_dir": str(tmp_path / "whole")})
+    execute(whole)
+    config = make_config("copy", "t5", overrides)
+    for step, at in ((2, 2), (2, 4), (1, 5)):
+        with pytest.raises(KeyboardInterrupt, match=f"interrupted at step {at} of 9"):
+            cut(config, monkeypatch, step, lambda: signal.raise_signal(signal.SIGINT))
+    execute(config)
+    assert results(config) == results(whole)
+    assert results(config)["stopped_at_step"] == 6 and results(config)["evaluated_step"] == 3
+    one, other = (torch.load(found.run_dir / "checkpoint.pt")["model"] for found in (whole, config))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(("checkpoint", "expected"), [({"steps": 2}, 4), ({"minutes": 1e-9}, 5), ({}, None)])

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,13 +9,16 @@ import torch
 from support import encodings_for
 
 from rpe_bench import catalogue
-from rpe_bench.config import Config
+from rpe_bench.attention import attend
+from rpe_bench.config import Config, Recipe
+from rpe_bench.encodings.base import Encoding
 from rpe_bench.evaluate import loss_of
 from rpe_bench.model import Transformer
 from rpe_bench.run import build_model
+from rpe_bench.schedule import learning_rate
 from rpe_bench.seeds import stream, torch_stream
-from rpe_bench.tasks.base import Batch
-from rpe_bench.train import Data, Progress, learning_rate, make_optimiser, train
+from rpe_bench.tasks.base import IGNORE, Batch
+from rpe_bench.train import Data, Progress, add_gradient, make_optimiser, train
 
 CPU = torch.device("cpu")
 
@@ -32,27 +36,6 @@ def trained(config: Config, model: Transformer | None = None) -> tuple[Transform
     rows: list[Progress] = []
     train(config, config.build_task(), model, CPU, rows.append)
     return model, rows
-
-
-# Learning rate
-
-
-def test_learning_rate_warms_up_and_then_follows_a_cosine(make_config) -> None:
-    keys = {"recipe.steps": 111, "recipe.warmup_steps": 10, "recipe.lr": 0.02, "recipe.min_lr_ratio": 0.1}
-    recipe = make_config(overrides=keys).recipe
-    lr = [learning_rate(recipe, step) for step in range(111)]
-    assert lr[:11] == pytest.approx([0.002 * (step + 1) for step in range(10)] + [0.02])
-    assert lr[60] == pytest.approx(0.02 * (0.1 + 0.9 / 2))  # half way from 10 to 110
-    assert lr[35] == pytest.approx(0.02 * (0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2))  # a quarter of the way
-    assert lr[110] == pytest.approx(0.002)
-    assert all(one > other for one, other in pairwise(lr[10:]))
-
-
-@pytest.mark.parametrize(("warmup", "expected"), [(0, [1, 0.5, 0]), (1, [1, 1, 0]), (3, [1 / 3, 2 / 3, 1])])
-def test_learning_rate_of_very_short_runs(make_config, warmup: int, expected: list[float]) -> None:
-    keys = {"recipe.steps": 3, "recipe.warmup_steps": warmup, "recipe.lr": 1.0, "recipe.min_lr_ratio": 0.0}
-    recipe = make_config(overrides=keys).recipe
-    assert [learning_rate(recipe, step) for step in range(3)] == pytest.approx(expected)
 
 
 # Data
@@ -219,25 +202,99 @@ def test_what_is_logged(make_config) -> None:
     assert all(row.tokens_per_second > 0 for row in rows)
 
 
-def test_the_loop_by_hand(make_config) -> None:
-    """Each step: the gradient of its own batch, clipped, into AdamW at its own learning rate."""
-    config = make_config("copy", "t5", {"recipe.grad_clip": 0.5, "recipe.weight_decay": 0.1})
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
+def test_the_loop_by_hand(make_config, optimiser: str) -> None:
+    """Each step: the gradient of its own batch, clipped, into the optimiser's formula at its own learning rate."""
+    keys = {"grad_clip": 0.5, "weight_decay": 0.1, "optimiser": optimiser, "lr": 0.01, "warmup_steps": 1}
+    config = make_config("copy", "t5", {f"recipe.{key}": value for key, value in keys.items()})
     recipe, data, model = config.recipe, data_of(config), build_model(config)
     decayed = {id(p) for n, p in model.named_parameters() if p.dim() > 1 and not n.startswith("encodings")}
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     for step in range(recipe.steps):
         gradients = torch.autograd.grad(loss_of(model, data.batch(step)), list(model.parameters()))
         norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-        lr, (b1, b2) = learning_rate(recipe, step), recipe.betas
+        lr = learning_rate(recipe, step)
         with torch.no_grad():
             for p, g, (first, second) in zip(model.parameters(), gradients, moments, strict=True):
+                decay = 0.1 if id(p) in decayed else 0
                 g = g * min(1.0, 0.5 / norm.item())
+                if optimiser != "adamw":  # of the loss plus decay / 2 times the squared weights
+                    g = g + decay * p
+                if optimiser == "sgd":
+                    first.mul_(0.9).add_(g)
+                    p -= lr * first
+                    continue
+                b1, b2 = recipe.betas
                 first.lerp_(g, 1 - b1)
                 second.lerp_(g.square(), 1 - b2)
-                p.mul_(1 - lr * (0.1 if id(p) in decayed else 0))
+                if optimiser == "adamw":
+                    p.mul_(1 - lr * decay)
                 p -= lr * (first / (1 - b1 ** (step + 1))) / ((second / (1 - b2 ** (step + 1))).sqrt() + 1e-8)
     for found, expected in zip(trained(config)[0].parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
+def test_every_optimiser_lowers_the_loss(make_config, optimiser: str) -> None:
+    keys = {"recipe.optimiser": optimiser, "recipe.steps": 60, "recipe.log_every": 20, "recipe.lengths": "fixed"}
+    _, rows = trained(make_config("copy_repeated", "rope", keys | {"recipe.lr": 0.1 if optimiser == "sgd" else 0.01}))
+    assert rows[-1].loss < rows[0].loss - 0.3
+
+
+# Gradient accumulation
+
+
+def gradients(model: Transformer, batch: Batch, recipe: Recipe) -> tuple[float, list[torch.Tensor]]:
+    model.zero_grad()
+    loss = add_gradient(model, batch, recipe, CPU)
+    return loss.item(), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("task", "positions"), [("copy", "plain"), ("copy", "randomised"), ("adjacency_tutorial", "plain")]
+)
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+def test_micro_batches_add_up_to_the_gradient_of_the_whole(
+    make_config, task: str, positions: str, accumulate: int
+) -> None:
+    """Though they differ in how many tokens are scored, and in one of them none is."""
+    options = {"positions": catalogue.read("positions", positions)}
+    config = make_config(task, "rope", options)
+    batch = data_of(config).batch(1)
+    targets_BT = batch.targets_BT.clone()
+    targets_BT[0] = targets_BT[1] = IGNORE
+    targets_BT[2, -3:] = IGNORE  # of the tutorial's one answer, nothing is left
+    batch = replace(batch, targets_BT=targets_BT)
+    model = build_model(config).double()
+    whole, expected = gradients(model, batch, config.recipe)
+    assert whole == pytest.approx(loss_of(model, batch).item(), rel=1e-6)
+    parts, found = gradients(model, batch, make_config(task, "rope", {"recipe.accumulate": accumulate}).recipe)
+    assert parts == pytest.approx(whole, rel=1e-6)
+    # The loss is taken in float32, whatever the model is.
+    largest = max(gradient.abs().max() for gradient in expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * float(largest))
+
+
+def test_a_step_in_micro_batches_is_the_step_of_the_batch(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def spy(model: Transformer, batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch))
+        return loss_of(model, batch)
+
+    monkeypatch.setattr("rpe_bench.train.loss_of", spy)
+    keys = {"recipe.log_every": 1, "recipe.optimiser": "sgd", "recipe.lr": 0.1}  # Adam divides by gradients near 0
+    whole, rows = trained(make_config("retrieval", "t5", keys))
+    assert sizes == [8] * 4
+    sizes.clear()
+    parts, found = trained(make_config("retrieval", "t5", keys | {"recipe.accumulate": 4}))
+    assert sizes == [2] * 16
+    for one, other in zip(found, rows, strict=True):
+        assert (one.step, one.tokens, one.lr) == (other.step, other.tokens, other.lr)
+        assert (one.loss, one.grad_norm) == pytest.approx((other.loss, other.grad_norm), rel=1e-4)
+    for one, other in zip(parts.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_training_twice_gives_the_same_bits(make_config) -> None:
@@ -274,3 +331,36 @@ def test_mixed_precision(make_config) -> None:
     full = [row.loss for row in results["fp32"][1]]
     assert [row.loss for row in rows] == pytest.approx(full, rel=0.05)
     assert [row.loss for row in rows] != full
+
+
+MIXED = [("grid_lookup" if name not in encodings_for("copy") else "copy", name) for name in catalogue.encodings()]
+
+
+@pytest.mark.parametrize(("task", "encoding"), MIXED)
+def test_every_encoding_trains_in_mixed_precision(
+    make_config, monkeypatch: pytest.MonkeyPatch, task: str, encoding: str
+) -> None:
+    """The trunk's linear layers in bfloat16; attention, and so all that is done with positions there, in float32."""
+    seen: list[torch.dtype] = []
+
+    def spy(encoding: Encoding, *tensors: torch.Tensor) -> torch.Tensor:
+        assert not torch.is_autocast_enabled("cpu")
+        seen.extend(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
+        return attend(encoding, *tensors)
+
+    config = make_config(task, encoding, {"recipe.precision": "bf16-mixed", "recipe.steps": 2, "recipe.log_every": 1})
+    monkeypatch.setattr("rpe_bench.model.attend", spy)
+    model = build_model(config)
+    linear: set[torch.dtype] = set()
+    for module in model.blocks.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, given, output: linear.add(output.dtype))
+    _, rows = trained(config, model)
+    assert linear == {torch.bfloat16}
+    assert set(seen) == {torch.float32} and len(seen) == 3 * 2 * config.model.layers
+    assert all(math.isfinite(row.loss) and math.isfinite(row.grad_norm) for row in rows)
+    assert {tensor.dtype for p in model.parameters() for tensor in (p, p.grad) if tensor is not None} == {torch.float32}
+    monkeypatch.undo()
+    whole, expected = trained(make_config(task, encoding, {"recipe.steps": 2, "recipe.log_every": 1}))
+    assert [row.loss for row in rows] == pytest.approx([row.loss for row in expected], rel=0.02)
+    assert not torch.equal(model.tokens.weight, whole.tokens.weight)

@@ -42,11 +42,34 @@ EXECUTION = {"device", "threads"}
 INT64 = range(-(2**63), 2**63)
 """What a column of integers can hold; JSON, YAML and Python know no such limit."""
 
-IMPLIED = {"positions.name": "plain", "positions.target": "rpe_bench.positions.plain.Plain"}
+IMPLIED = {
+    "positions.name": "plain",
+    "positions.target": "rpe_bench.positions.plain.Plain",
+    "recipe.optimiser": "adamw",
+    "recipe.momentum": "null",
+    "recipe.schedule": "cosine",
+    "recipe.decay_share": "null",
+    "recipe.accumulate": "1",
+    "recipe.curriculum_start": "null",
+    "recipe.curriculum_share": "null",
+}
 """What the config of a run means that was made before there was a choice."""
 
-DERIVED = {"evaluation.lengths": "recipe.train_length"}
-"""Key -> the key that it usually follows from, and then is not shown beside."""
+DERIVED = {
+    "evaluation.lengths": "recipe.train_length",
+    "recipe.betas": "recipe.optimiser",
+    "recipe.momentum": "recipe.optimiser",
+    "recipe.min_lr_ratio": "recipe.schedule",
+    "recipe.decay_share": "recipe.schedule",
+    "recipe.curriculum_start": "recipe.lengths",
+    "recipe.curriculum_share": "recipe.lengths",
+    **{
+        f"recipe.early_stop.{key}": "recipe.early_stop.metric"
+        for key in ("every", "patience", "min_improvement", "threshold", "examples", "keep")
+    },
+}
+"""Key -> the key that it usually follows from, where that is not the name of its section, and then is not shown
+beside."""
 
 
 class ReportError(ValueError):
@@ -61,6 +84,7 @@ class Results:
                  averaged), the columns of KEYS and what else run.json records
     evaluations  finished runs alone from here on: KEYS, the columns of eval.csv and ratio = length / train_length
     training_set KEYS, the columns of training_set.csv and ratio, of the runs that have one
+    validation   KEYS, the columns of validation.csv and ratio, of the runs that might stop early
     positions    KEYS, the columns of positions.csv and ratio
     training     KEYS and the columns of train.csv
     slices       KEYS, the columns of slices.csv and ratio
@@ -75,6 +99,7 @@ class Results:
     runs: pd.DataFrame
     evaluations: pd.DataFrame
     training_set: pd.DataFrame
+    validation: pd.DataFrame
     positions: pd.DataFrame
     training: pd.DataFrame
     slices: pd.DataFrame
@@ -134,6 +159,7 @@ def load_results(results_dir: str | Path) -> Results:
         runs=_overview(runs),
         evaluations=_table(runs, "eval"),
         training_set=_table(runs, "training_set"),
+        validation=_table(runs, "validation"),
         positions=_table(runs, "positions"),
         training=_table(runs, "train"),
         slices=_table(runs, "slices"),
@@ -167,6 +193,7 @@ def _read(directory: Path) -> _Run:
             # The C loader is ten times as fast, and in every wheel of PyYAML.
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             run.config = IMPLIED | flatten(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
+            run.config.pop("recipe.early_stop", None)  # null: without it. A group has keys of its own
         if record["status"] == "finished":
             _check_keys(run)
             for name, columns in TABLES.items():
@@ -325,10 +352,12 @@ def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
     differing = [key for key in sorted({key for c in configs for key in c}) if len(set(values(key))) > 1]
 
     def follows(key: str) -> bool:
-        by = DERIVED.get(key, f"{key.split('.')[0]}.name")
-        if by == key or by not in differing:
-            return False
-        return len(set(zip(values(by), values(key), strict=True))) == len(set(values(by)))
+        section = f"{key.split('.')[0]}.name"
+        parents = {section, DERIVED.get(key, section)} - {key}
+        return any(
+            len(set(zip(values(by), values(key), strict=True))) == len(set(values(by)))
+            for by in parents.intersection(differing)
+        )
 
     # The name of a model or a recipe explains the most, a list of lengths the least.
     shown = sorted(
@@ -338,7 +367,11 @@ def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
     names = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
 
     def belongs(key: str, config: Mapping[str, str]) -> bool:
-        """Whether it is for this choice of a section to have the key, rather than for one of another name."""
+        """Whether it is for this choice of a section to have the key, rather than for one of another name, and whether
+        it has the group of keys that the key is in."""
+        group = key.rpartition(".")[0]
+        if "." in group and not any(other.startswith(f"{group}.") for other in config):
+            return False
         by = f"{key.split('.')[0]}.name"
         return by not in differing or any(key in other for other in configs if other.get(by) == config.get(by))
 

@@ -13,7 +13,7 @@ from support import finish
 
 from rpe_bench import catalogue
 from rpe_bench.cli import main
-from rpe_bench.config import Config
+from rpe_bench.config import Config, EarlyStop
 
 TINY = ["logger=csv", "model.dim=8", "model.heads=1", "recipe.batch_size=2", "recipe.steps=2"]
 TINY += ["evaluation.examples=2", "evaluation.lengths=[4]"]
@@ -121,6 +121,17 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run rope", "rope: is no override, which reads key=value"),
         ("run =rope", "=rope: is no override, which reads key=value"),
         ("run recipe.lr=[1", "recipe.lr=[1: cannot be read: "),
+        ("run recipe.optimiser=lion", "recipe.optimiser=lion: must be one of adamw, adam or sgd"),
+        ("run recipe.momentum=0.5", "recipe.momentum=0.5: has no part in recipe.optimiser=adamw, but in sgd"),
+        ("run recipe.accumulate=3", "recipe.accumulate=3: must divide recipe.batch_size=64"),
+        (
+            "run recipe.lengths=curriculum recipe.curriculum_start=20",
+            "recipe.curriculum_start=20: must be from 4, the smallest size of task=copy, to recipe.train_length=16",
+        ),
+        (
+            "run recipe.early_stop.patience=2 recipe.early_stop.evry=5",
+            "recipe.early_stop.evry=5: unknown key; did you mean recipe.early_stop.every?",
+        ),
         ("run task=cpy", "task=cpy: no such task; did you mean copy? (choose from addition"),
         ("run task=3", "task=3: no such task (choose from addition"),
         ("run task=[copy,retrieval]", "task=[copy,retrieval]: a run has one task"),
@@ -269,6 +280,13 @@ def test_what_cannot_be_written_is_no_traceback(
 def test_a_path_needs_no_quotes(executed: list[Config], path: str, flags: list[str]) -> None:
     assert main(["run", *flags, f"results_dir={path}", "logger=csv"]) == 0
     assert [str(config.results_dir) for config in executed] == [path.strip('"') if path[0] == '"' else path]
+
+
+def test_keys_of_early_stopping_may_be_set_one_by_one_or_all_at_once(executed: list[Config]) -> None:
+    main(["run", "recipe.early_stop.every=7", "recipe.early_stop.patience=2", "logger=csv"])
+    assert main(["run", "recipe.early_stop={every:7,patience:2}", "logger=csv"]) == 0
+    [config] = executed  # the second finds its run finished
+    assert config.recipe.early_stop == EarlyStop(every=7, patience=2)
 
 
 def test_one_run(executed: list[Config]) -> None:

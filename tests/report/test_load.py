@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from rpe_bench.config import Recipe
 from rpe_bench.report.load import KEYS, ReportError, flatten, in_order, load_results, variants
 from rpe_bench.schema import TABLES
 
@@ -215,6 +216,49 @@ def test_variants_shows_what_differs_and_follows_from_nothing_else():
     assert variants([tiny, small, wide]) == ["model=tiny, dim=64", "model=small, dim=128", "model=tiny, dim=128"]
     assert variants([tiny, {**wide, "task.dim": "2"}]) == ["model.dim=64, task.dim=1", "model.dim=128, task.dim=2"]
     assert variants([tiny, {**tiny, "recipe.clip": "1"}]) == ["clip=unset", "clip=1"]
+
+
+def test_runs_from_before_there_was_a_choice_of_recipe_are_not_set_apart(fabricate):
+    """Nor are they when they meet runs that made another choice: what each did is said by the key that decides it."""
+    neutral = {f"recipe.{key}": value for key, value in Recipe.neutral().items()}
+    run = fabricate("copy", "rope", 0)
+    fabricate("copy", "rope", 1, config=neutral)
+    assert load_results(run.parents[1]).task_labels == ["copy"]
+    sgd = {"recipe.optimiser": "sgd", "recipe.momentum": 0.9, "recipe.betas": None}
+    fabricate("copy", "rope", 0, config=neutral | sgd)
+    fabricate("copy", "rope", 0, config=neutral | {"recipe.lengths": "curriculum", "recipe.curriculum_share": 0.5})
+    labels = load_results(run.parents[1]).task_labels
+    assert labels == [
+        "copy (lengths=curriculum, optimiser=adamw)",
+        "copy (lengths=unset, optimiser=adamw)",
+        "copy (lengths=unset, optimiser=sgd)",
+    ]
+
+
+def test_what_follows_from_a_recipes_name_is_not_shown_beside_it(fabricate):
+    """Though it may also follow from the optimiser, which here is the same."""
+    run = fabricate("copy")
+    fabricate("copy", config={"recipe.name": "tutorial", "recipe.betas": [0.9, 0.999]})
+    assert load_results(run.parents[1]).task_labels == ["copy (recipe=quick)", "copy (recipe=tutorial)"]
+
+
+def test_early_stop_sets_runs_apart_by_its_metric_and_what_differs_besides(fabricate):
+    group = {"metric": "loss", "every": 100, "patience": 5, "min_improvement": 0.0, "threshold": None}
+    run = fabricate("copy", config={"recipe.early_stop": None})
+    fabricate("copy", "rope", 1)
+    fabricate("copy", config={"recipe.early_stop": group})
+    assert load_results(run.parents[1]).task_labels == ["copy", "copy (metric=loss)"]
+    fabricate("copy", config={"recipe.early_stop": group | {"patience": 3}})
+    labels = load_results(run.parents[1]).task_labels
+    assert labels == ["copy", "copy (metric=loss, patience=3)", "copy (metric=loss, patience=5)"]
+
+
+def test_checks_of_early_stopping_have_a_frame_of_their_own(fabricate):
+    run = fabricate("copy")
+    (run / "validation.csv").write_text(f"{','.join(TABLES['validation'])}\n100,16,256,4096,1.5,4.5,0.5,0.25\n")
+    fabricate("copy", "alibi")
+    validation = load_results(run.parents[1]).validation
+    assert validation[["run_id", "step", "ratio", "exact_match"]].values.tolist() == [[run.name, 100, 1.0, 0.25]]
 
 
 def test_lengths_that_follow_from_the_training_length_are_not_shown(fabricate):

@@ -2,8 +2,8 @@
 
 Nothing longer is ever looked at: to stop, or to choose weights, by what lies beyond training would be to select on what
 is to be measured. The examples come from a stream of their own, so that they are neither those trained on nor those
-evaluated on; a task that holds some of its material back, such as files of a text, draws them from that. Under one seed
-they are the same for all encodings.
+evaluated on. A task that holds some of its material back draws them from that: of a text they are windows of the files
+held out, which those of the evaluation may overlap. Under one seed they are the same for all encodings.
 
 Patience, and the best weights so far to return to: Prechelt 1998, "Early stopping - but when?".
 """

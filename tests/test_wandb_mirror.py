@@ -184,7 +184,8 @@ def test_it_says_what_run_it_is(config: Config) -> None:
     assert run["project"] == "rpe_bench" and run["run_group"] == "copy" and run["job_type"] == "train"
     assert run["tags"] == ["alibi", "copy", "quick", "mine"]
     assert run["config"]["update"].items() >= config.as_dict().items()
-    axes = {"train": "step", "eval": "length", "training_set": "length", "baselines": "length", "positions": "position"}
+    axes = {"train": "step", "validation": "step", "eval": "length", "training_set": "length", "baselines": "length"}
+    axes |= {"positions": "position"}
     assert {name: axis for name, axis in mirrored.metrics.items() if axis} == {f"{k}/*": v for k, v in axes.items()}
     assert mirrored.summary["status"] == "finished" and mirrored.summary["parameters"] == 1234
     assert mirrored.exit_code == 0
@@ -378,3 +379,10 @@ def test_lengths_share_the_points_at_a_position() -> None:
 
 def test_slices_have_no_curve() -> None:
     assert list(points("slices", rows()["slices"])) == []
+
+
+def test_checks_of_early_stopping_are_drawn_against_steps() -> None:
+    rows = [dict(zip(TABLES["validation"], (step, 16, 256, 4096, 1.5, 4.5, 0.5, 0.25), strict=True)) for step in (5, 9)]
+    drawn = list(points("validation", rows))
+    assert [point["step"] for point in drawn] == [5, 9]
+    assert drawn[0]["validation/exact_match"] == 0.25 and "validation/step" not in drawn[0]

@@ -63,7 +63,7 @@ def position_bins(results: Results) -> pd.DataFrame:
     records = []
     by = [*LINE, "seed", "train_tokens", "length"]
     for key, run in rows.groupby(by, sort=True):
-        trained, end = key[3], int(run["position"].max()) + 1
+        trained, end = int(run["train_tokens"].iloc[0]), int(run["position"].max()) + 1
         doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
         edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
         edges = sorted({edge for edge in edges if edge <= end})

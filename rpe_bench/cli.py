@@ -60,5 +60,8 @@ def _dispatch(arguments: list[str]) -> int:
         subparser = subparsers.add_parser(name, help=command.HELP, description=description, add_help=command is not run)
         if command is not run:
             command.add_arguments(subparser)
-    parsed = parser.parse_args(arguments)
-    return int(known[parsed.command].main(parsed))
+    if arguments[0] not in known:  # --help
+        parser.parse_args(arguments)
+    # A parser of its own, since options may stand between what else a command takes.
+    name = arguments[0]
+    return int(known[name].main(subparsers.choices[name].parse_intermixed_args(arguments[1:])))

@@ -165,7 +165,7 @@ def _judged_by_us(override: str) -> str:
         if re.search(r"[,\[({*]", value):
             raise ConfigError(f"experiment={value}: one experiment at a time")
         return f"+experiment={value}"
-    if key == "results_dir" and _PLAIN_PATH.fullmatch(value):
+    if key in ("results_dir", "start.run") and _PLAIN_PATH.fullmatch(value):
         return f"++{key}={_quoted(value)}"
     if key not in catalogue.GROUPS:
         return f"++{key}={value}"

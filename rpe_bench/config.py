@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from rpe_bench.components import BASES, build_encodings, build_positions, build_task, complete, load_class, rule, show
 from rpe_bench.encodings.base import Encoding, Geometry
@@ -34,6 +34,18 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """What one word of a random stream's key can hold; a larger one would be another key's words."""
 Id = Annotated[str, Field(pattern=r"^\w+$", max_length=64)]
 """Part of a run's id and of its path, whose last part may have 255 bytes."""
+
+
+def _enough_steps(steps: int, info: ValidationInfo) -> int:
+    context: Any = info.context
+    least = 0 if context["started"] else 1
+    if steps < least:
+        raise ValueError(f"recipe.steps={steps}: must be at least {least}")
+    return steps
+
+
+Steps = Annotated[int, Field(le=LARGEST), AfterValidator(_enough_steps)]
+"""A run that begins with another's weights may have none: it evaluates them."""
 
 
 class Section(BaseModel):
@@ -120,7 +132,7 @@ class Recipe(Section):
     """
 
     name: Id
-    steps: Positive
+    steps: Steps
     batch_size: Positive
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
@@ -222,6 +234,26 @@ class Checkpoint(Section):
     minutes: Annotated[float, Field(gt=0)] | None = 1.0
 
 
+class Start(Section):
+    """The finished run whose weights a run begins with; null where they are drawn from its seed.
+
+    `resolve` looks the others up, so that they are recorded. One that is given is held against what is found.
+    """
+
+    run: Path | None = None
+    """Its directory."""
+    run_id: str | None = None
+    digest: str | None = None
+    """Of its weights."""
+    encoding: Literal["kept", "drawn"] | None = None
+    """Whether what the encoding had learned is taken over too, or drawn from the seed; null for kept where it is of the
+    class that it was of."""
+    steps: Natural | None = None
+    """That have led to the weights. The training data goes on from there, so that no batch is met twice."""
+    line: str | None = None
+    """Its `Config.line`."""
+
+
 class Sweep(Section):
     workers: Positive | None
     """Jobs at once; null for as many as the cores allow."""
@@ -244,6 +276,7 @@ class Config(Section):
     model: Model
     recipe: Recipe
     evaluation: Evaluation
+    start: Start = Start()
     checkpoint: Checkpoint = Checkpoint()
     logger: Logger
     sweep: Sweep
@@ -272,6 +305,10 @@ class Config(Section):
             neutral = load_class(group, config[group]["target"]).neutral
             config[group] = _without(config[group], neutral)
         config["recipe"] = _without(config["recipe"], Recipe.neutral())
+        del config["start"]
+        if self.start.run is not None:
+            # Where it lies changes nothing; the steps follow from its id.
+            config["start"] = self.start.model_dump(include={"run_id", "digest", "encoding"})
         # Where a text lies changes nothing; what it says is there by its digest.
         places = load_class("task", self.task.target).places
         config["task"] = {k: v for k, v in config["task"].items() if k not in places}
@@ -279,9 +316,17 @@ class Config(Section):
 
     @property
     def run_id(self) -> str:
-        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+        digest = _digest(self.identity())
         return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-s{self.seed}-{digest}"
+
+    @property
+    def line(self) -> str:
+        """As the run's id, but shared by runs that differ in their seed alone, and in that of what they begin with."""
+        identity = self.identity()
+        del identity["seed"]
+        if self.start.run is not None:
+            identity["start"] = self.start.model_dump(include={"line", "encoding"})
+        return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-{_digest(identity)}"
 
     @property
     def run_dir(self) -> Path:
@@ -343,6 +388,11 @@ def _without(options: Mapping[str, Any], neutral: Mapping[str, object]) -> dict[
     return {key: value for key, value in options.items() if key not in neutral or value != neutral[key]}
 
 
+def _digest(identity: Mapping[str, Any]) -> str:
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+
 def resolve(raw: Mapping[str, Any]) -> Config:
     """The config that `raw`, as composed, stands for: complete, checked, and ready to run.
 
@@ -394,8 +444,10 @@ def parse(raw: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: all that is wrong with them, a line each.
     """
+    start = raw.get("start")
+    context = {"started": isinstance(start, Mapping) and start.get("run") is not None}
     try:
-        return Config.model_validate_json(json.dumps(raw, default=str), strict=True)
+        return Config.model_validate_json(json.dumps(raw, default=str), strict=True, context=context)
     except ValidationError as error:
         raise ConfigError(*(_line(details) for details in error.errors(include_url=False))) from None
 
@@ -505,6 +557,11 @@ def _fit(config: Config) -> Config:
     }
     config = config.model_copy(update=changes)
     _check_encoding(config, task)
+    if config.start != Start():
+        from rpe_bench.start import pinned  # which needs this module
+
+        with _apart():
+            config = config.model_copy(update={"start": pinned(config)})
     return config
 
 

@@ -46,4 +46,4 @@ class Curriculum:
         """Of so many steps, but for rounding: what a run costs goes by it."""
         growing = min(steps, self.growing)
         reached = self.start + (self.longest - self.start) * growing / self.growing
-        return (growing * (self.start + reached) / 2 + (steps - growing) * self.longest) / steps
+        return (growing * (self.start + reached) / 2 + (steps - growing) * self.longest) / max(1, steps)

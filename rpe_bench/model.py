@@ -3,7 +3,7 @@
 Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from rpe_bench.attention import attend
 from rpe_bench.encodings.base import Context, Encoding, check_positions
 from rpe_bench.seeds import torch_stream
+
+if TYPE_CHECKING:
+    from rpe_bench.config import Config
 
 
 class Attention(nn.Module):
@@ -113,3 +116,24 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, encodings[layer % len(encodings)], context)
         return self.answers(self.norm(x_BTD))
+
+
+def build_model(config: "Config") -> Transformer:
+    """The model of a resolved config, its weights drawn from the config's seed, on the CPU."""
+    task = config.build_task()
+    assert config.model.causal is not None  # resolved
+    # Modules draw weights from the global generator as they are made; an encoding of a user's may keep some.
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)
+        model = Transformer(
+            vocabulary=task.vocabulary,
+            classes=task.classes,
+            layers=config.model.layers,
+            dim=config.model.dim,
+            heads=config.model.heads,
+            causal=config.model.causal,
+            encodings=config.build_encodings(),
+            embedding_std=config.model.embedding_std,
+        )
+    model.reset_parameters(config.seed)
+    return model

@@ -9,32 +9,12 @@ import torch
 from rpe_bench.config import Config
 from rpe_bench.evaluate import Scores, floor_of, score, summarise
 from rpe_bench.interrupts import held_back
-from rpe_bench.model import Transformer
+from rpe_bench.model import Transformer, build_model
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
+from rpe_bench.start import begin
 from rpe_bench.tasks.base import Batch, Task
 from rpe_bench.train import Progress, State, make_optimiser, train, training_set
-
-
-def build_model(config: Config) -> Transformer:
-    """The model of a resolved config, its weights drawn from the config's seed, on the CPU."""
-    task = config.build_task()
-    assert config.model.causal is not None  # resolved
-    # Modules draw weights from the global generator as they are made; an encoding of a user's may keep some.
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(config.seed)
-        model = Transformer(
-            vocabulary=task.vocabulary,
-            classes=task.classes,
-            layers=config.model.layers,
-            dim=config.model.dim,
-            heads=config.model.heads,
-            causal=config.model.causal,
-            encodings=config.build_encodings(),
-            embedding_std=config.model.embedding_std,
-        )
-    model.reset_parameters(config.seed)
-    return model
 
 
 def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
@@ -116,6 +96,8 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
             model.load_state_dict(record.kept["model"])
             state.load(record.kept)
             record.note(resumed_from_step=state.step)
+        elif config.start.run is not None:
+            begin(model, config.start)
         is_due = _due(config)
 
         def log(progress: Progress) -> None:
@@ -133,7 +115,11 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
                     raise KeyboardInterrupt(f"interrupted at step {state.step} of {recipe.steps}")
 
             train(config, task, model, device, log, state, keep)
-        record.note(train_seconds=state.seconds, tokens_per_second=state.tokens / state.seconds)
+            if not recipe.steps:
+                keep(state)  # for a run that begins with this one
+        record.note(train_seconds=state.seconds)
+        if state.seconds:
+            record.note(tokens_per_second=state.tokens / state.seconds)
         if recipe.early_stop is not None:
             checked = state.checked
             record.table("validation", checked.rows)

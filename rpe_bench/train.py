@@ -28,12 +28,16 @@ class Data:
     Fresh examples at every step, of one size for the whole batch, so that nothing is padded; or, for a task with a
     finite training set, that set in a new order each epoch. Positions are remapped anew at every step, by draws of a
     stream of their own: the examples are the same under every remap.
+
+    A run that begins with another's weights, which have `behind` steps of training behind them, goes on with the batch
+    after the last of those: it meets none twice, and meets the same ones whatever it changes.
     """
 
-    def __init__(self, task: Task, positions: Remap, recipe: Recipe, seed: int) -> None:
+    def __init__(self, task: Task, positions: Remap, recipe: Recipe, seed: int, behind: int = 0) -> None:
         self.task = task
         self.positions = positions
         self.seed = seed
+        self.behind = behind
         self.batch_size = recipe.batch_size
         assert recipe.train_length is not None
         longest = recipe.train_length
@@ -42,6 +46,7 @@ class Data:
         self.examples = training_set(task, seed, longest)
 
     def batch(self, step: int) -> Batch:
+        step += self.behind
         batch = self._examples(step)
         return replace(batch, positions=self.positions.training(batch, stream("positions", self.seed, step)))
 
@@ -51,7 +56,7 @@ class Data:
         rng = stream("train", self.seed, step)
         allowed = len(self.sizes)
         if self.curriculum is not None:
-            allowed = bisect_right(self.sizes, self.curriculum.bound(step))
+            allowed = bisect_right(self.sizes, self.curriculum.bound(step - self.behind))
         size = self.sizes[int(rng.integers(allowed))]
         return self.task.sample(rng, self.batch_size, size)
 
@@ -187,7 +192,7 @@ def train(
         FloatingPointError: the loss is no longer finite.
     """
     recipe = config.recipe
-    data = Data(task, config.build_positions(), recipe, config.seed)
+    data = Data(task, config.build_positions(), recipe, config.seed, config.start.steps or 0)
     state = state or State(make_optimiser(model, recipe))
     optimiser = state.optimiser
     checks = Checks(config, task) if recipe.early_stop else None

@@ -1,5 +1,7 @@
 """A run that has finished, as what is made of it takes it up again: its config, and its model with what it learned."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +12,7 @@ from rpe_bench.checkpoints import CheckpointError
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import damage, read_record
-from rpe_bench.model import Transformer
-from rpe_bench.run import build_model
+from rpe_bench.model import Transformer, build_model
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Trained:
             raise ConfigError(*(f"{directory / 'config.yaml'}: {line}" for line in error.errors)) from error
         return cls(directory, config)
 
+    @property
+    def steps(self) -> int:
+        """Of training that its weights have behind them, those of the runs that it began with among them."""
+        return (self.config.start.steps or 0) + self.config.recipe.steps
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The parameters that the run ended with, by their names in the model, on the CPU.
 
@@ -81,3 +87,12 @@ class Trained:
             path = self.directory / "checkpoint.pt"
             raise ConfigError(f"{path} is of another architecture than config.yaml: {one_line(error)}") from error
         return model
+
+
+def digest_of(weights: Mapping[str, torch.Tensor]) -> str:
+    """16 hexadecimal digits by which weights are told from others: of their names, types, shapes and bits."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -103,15 +103,15 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: list, properties, report, run, status)"),
-        ("rnu", "rnu: unknown command; did you mean run? (commands: list, properties, report, run, status)"),
-        ("--foo", "--foo: unknown command (commands: list, properties, report, run, status)"),
+        ("", "rpe-bench: needs a command (commands: extend, list, properties, report, run, status)"),
+        ("rnu", "rnu: unknown command; did you mean run? (commands: extend, list, properties, report, run, status)"),
+        ("--foo", "--foo: unknown command (commands: extend, list, properties, report, run, status)"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"
             " (choose from encodings, tasks, positions, models, recipes, experiments)",
         ),
-        ("report --uot x", "unrecognized arguments: --uot (see rpe-bench --help)"),
+        ("report --uot x", "unrecognized arguments: --uot (see rpe-bench report --help)"),
         ("run --multrun", "--multrun: unknown flag; did you mean --multirun? (flags: "),
         ("run --cfg jb", "argument --cfg/-c: invalid choice: 'jb'"),
         ("run --cfg job -m", "--multirun and --cfg: one at a time"),

@@ -18,6 +18,12 @@ def commands() -> dict[str, ModuleType]:
     return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
 
 
+def keep_to_one_thread() -> None:
+    """Before torch and numpy are imported: neither may start threads or CUDA in a process that is to be forked."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
 def look_here() -> None:
     """A class in the current directory can be a target, as under `python -m rpe_bench`."""
     if os.getcwd() not in sys.path:

@@ -1,18 +1,15 @@
 """`rpe-bench run`: one run or a sweep, by Hydra's overrides and flags, which have a parser of their own."""
 
-import os
 from collections.abc import Sequence
 
-from rpe_bench.commands import look_here
+from rpe_bench.commands import keep_to_one_thread, look_here
 
 HELP = "one run, or with -m a sweep: rpe-bench run [-m] [group=choice ...] [key=value ...]"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compose, check, and run."""
-    # Before torch and numpy are imported: neither may start threads or CUDA in a process that is to be forked.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    keep_to_one_thread()
     look_here()
     from rpe_bench.interrupts import ending
 

@@ -33,11 +33,13 @@ KEYS = {
 STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign")
 """What a directory under runs/ can be; only what is finished is averaged."""
 
-NOT_COMPARED = {"seed", "results_dir", "checkpoint", "logger", "sweep", "evaluation.multiples"}
-"""Keys whose difference doesn't set two runs apart: `evaluation.lengths` already says what the multiples came to."""
+NOT_COMPARED = {"seed", "results_dir", "checkpoint", "logger", "sweep", "evaluation.multiples", "start.run"}
+"""Keys whose difference doesn't set two runs apart: `evaluation.lengths` already says what the multiples came to, and
+`start.line` what a run began with."""
 
-EXECUTION = {"device", "threads"}
-"""Keys that change a number by rounding alone: they set runs apart only where a seed would otherwise count twice."""
+EXECUTION = {"device", "threads", "start.run_id", "start.digest"}
+"""Keys that set runs apart only where a seed would otherwise count twice: those that change a number by rounding alone,
+and what says which of several like runs, one a seed, a run began with."""
 
 INT64 = range(-(2**63), 2**63)
 """What a column of integers can hold; JSON, YAML and Python know no such limit."""
@@ -52,6 +54,7 @@ IMPLIED = {
     "recipe.accumulate": "1",
     "recipe.curriculum_start": "null",
     "recipe.curriculum_share": "null",
+    **{f"start.{key}": "null" for key in ("run", "run_id", "digest", "encoding", "steps", "line")},
 }
 """What the config of a run means that was made before there was a choice."""
 
@@ -63,6 +66,7 @@ DERIVED = {
     "recipe.decay_share": "recipe.schedule",
     "recipe.curriculum_start": "recipe.lengths",
     "recipe.curriculum_share": "recipe.lengths",
+    **{f"start.{key}": "recipe.name" for key in ("line", "encoding", "steps")},
     **{
         f"recipe.early_stop.{key}": "recipe.early_stop.metric"
         for key in ("every", "patience", "min_improvement", "threshold", "examples", "keep")

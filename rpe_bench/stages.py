@@ -1,0 +1,289 @@
+"""What is made of finished runs: further runs that begin with their weights, each a run directory like any other."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rpe_bench import catalogue
+from rpe_bench.components import complete
+from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
+from rpe_bench.config import Config, resolve
+from rpe_bench.errors import ConfigError
+from rpe_bench.start import shapes_of
+from rpe_bench.sweep import Job, complaints, is_finished, run_jobs, run_pool
+from rpe_bench.trained import Trained
+
+SETTABLE = ("recipe", "evaluation", "checkpoint", "logger", "sweep", "results_dir", "device", "threads")
+"""Sections and keys that may differ from those of the run that is begun with."""
+
+
+def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Run directories, and overrides: what has a dotted key before its first `=`."""
+    overrides = [argument for argument in arguments if re.match(r"[\w.]+=", argument)]
+    paths = [Path(argument) for argument in arguments if argument not in overrides]
+    if not paths:
+        raise ConfigError("RUN_DIR: is missing: the directory of a finished run, such as results/runs/RUN_ID")
+    return paths, overrides
+
+
+def sources_of(paths: Sequence[Path]) -> list[Trained]:
+    """Finished runs that differ in their seed alone.
+
+    Raises:
+        ConfigError: some are not finished or not whole, differ in more, or are given twice.
+    """
+    sources, errors = [], []
+    for path in paths:
+        try:
+            sources.append(Trained.at(path))
+        except ConfigError as error:
+            errors += error.errors
+    if errors:
+        raise ConfigError(*errors)
+    first, *others = sources
+    for other in others:
+        if other.config.line != first.config.line:
+            differing = ", ".join(_differing(first.config, other.config))
+            errors.append(f"{other.directory}: is not of the same kind as {first.directory}: {differing} differ")
+    by_id: dict[str, Trained] = {}
+    for source in sources:
+        before = by_id.setdefault(source.config.run_id, source)
+        if before is not source:
+            errors.append(f"{source.directory}: is the run {source.config.run_id}, as {before.directory} is")
+    if errors:
+        raise ConfigError(*errors)
+    return sources
+
+
+def _differing(first: Config, second: Config) -> list[str]:
+    """The keys in which two configs differ, but for the seed."""
+
+    def leaves(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in options.items():
+            found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        return found
+
+    mine, theirs = leaves(first.identity()), leaves(second.identity())
+    keys = sorted(mine.keys() | theirs.keys(), key=lambda key: (not key.endswith(".name"), key))
+    return [key for key in keys if mine.get(key) != theirs.get(key) and key != "seed"]
+
+
+# Overrides
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Keys that are given on the command line: those of `recipe` are for runs that train."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Dotted key -> value."""
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Section -> all its keys."""
+
+    @classmethod
+    def of(cls, given: Sequence[str], taken: Mapping[str, str], allowed: Sequence[str] = SETTABLE) -> "Overrides":
+        """Read `key=value`, in the grammar of `rpe-bench run`.
+
+        Args:
+            taken: keys that a flag sets -> that flag.
+            allowed: sections, and keys of none.
+
+        Raises:
+            ConfigError: one cannot be read, has several values, or is not for the command to set.
+        """
+        try:
+            parsed = OverridesParser.create().parse_overrides(judged_by_us(given))
+        except COMPOSITION_ERRORS as error:
+            raise ConfigError(explain(error)) from error
+        keys: dict[str, Any] = {}
+        choices: dict[str, dict[str, Any]] = {}
+        errors = []
+        for override in parsed:
+            key, shown = override.key_or_group, plain(str(override.input_line))
+            if override.is_sweep_override():
+                errors.append(f"{shown}: one value at a time (a list reads key=[1,2])")
+            elif key in taken:
+                errors.append(f"{shown}: is set by {taken[key]}")
+            elif key == "logger":
+                choices[key] = catalogue.read(key, str(override.value()))
+            elif key.split(".")[0] not in allowed or key in catalogue.GROUPS:
+                errors.append(f"{shown}: is that of the run that is begun with (free are: {', '.join(allowed)})")
+            else:
+                keys[key] = override.value()
+        if errors:
+            raise ConfigError(*errors)
+        return cls(keys, choices)
+
+    def apply(self, raw: dict[str, Any], trains: bool) -> None:
+        raw |= self.choices
+        for key, value in self.keys.items():
+            *sections, leaf = key.split(".")
+            if sections == ["recipe"] and not trains:
+                continue
+            place = raw
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[leaf] = value
+
+    def under(self, section: str) -> dict[str, Any]:
+        """The keys of a section, without its name."""
+        return {key.partition(".")[2]: value for key, value in self.keys.items() if key.startswith(f"{section}.")}
+
+
+# Runs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one further run does.
+
+    name          takes the place of the recipe's in the run's id
+    encoding      as its YAML gives it
+    steps         of training; none, to evaluate alone
+    lr            None for a tenth of what the source trained with
+    train_length  None for the source's
+    """
+
+    name: str
+    encoding: dict[str, Any]
+    steps: int = 0
+    lr: float | None = None
+    train_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the further runs of a request have in common."""
+
+    lengths: Sequence[int]
+    """Evaluated, unless an override says otherwise."""
+    overrides: Overrides
+
+    def raw(self, source: Trained, stage: Stage, begins_with: Path | None = None) -> dict[str, Any]:
+        """The config of a run, to be resolved; it begins with the source itself unless another directory is given."""
+        raw = source.config.as_dict()
+        recipe = raw["recipe"] | {"name": stage.name, "steps": stage.steps}
+        if stage.steps:
+            recipe["warmup_steps"] = None
+            recipe["lr"] = stage.lr or recipe["lr"] / 10
+            recipe["train_length"] = stage.train_length or recipe["train_length"]
+        else:
+            recipe["warmup_steps"] = 0
+        raw["recipe"] = recipe
+        raw["encoding"] = stage.encoding
+        raw["start"] = {"run": str(begins_with or source.directory)}
+        raw["evaluation"]["lengths"] = list(self.lengths)
+        raw["results_dir"] = str(results_of(source))
+        raw["sweep"] = {"workers": None}  # how the source was run is no matter
+        self.overrides.apply(raw, trains=stage.steps > 0)
+        return raw
+
+
+def results_of(source: Trained) -> Path:
+    """The results directory that a run lies in, or else that it was made in."""
+    for directory in (source.directory, source.directory.resolve()):
+        if directory.parent.name == "runs":
+            return directory.parent.parent
+    return source.config.results_dir
+
+
+def jobs_of(labelled: Sequence[tuple[list[str], dict[str, Any]]]) -> list[Job]:
+    """Jobs from what tells them apart and their configs, to be resolved.
+
+    Raises:
+        ConfigError: all that is wrong with any of them.
+    """
+    jobs, errors = [], {}
+    for number, (label, raw) in enumerate(labelled):
+        try:
+            jobs.append(Job(label, resolve(raw)))
+        except ConfigError as error:
+            errors[number] = error.errors
+    if errors:
+        raise ConfigError(*complaints([label for label, _ in labelled], errors))
+    return jobs
+
+
+def run(jobs: Sequence[Job]) -> int:
+    """Run what is not finished, in the pool; returns the exit status."""
+    return run_jobs(jobs, lambda todo: run_pool([job.config for job in todo]))
+
+
+def label(source: Trained, stage: Stage) -> list[str]:
+    return [f"start.run={source.directory}", f"encoding={stage.encoding['name']}", stage.name]
+
+
+# One stage after another
+
+
+@dataclass(frozen=True)
+class Step:
+    """A run of a chain that is finished: of which source, at which stage."""
+
+    source: Trained
+    stage: str
+    config: Config
+    directory: Path
+
+
+def chain(
+    sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan, tell: Callable[[str], None] = print
+) -> tuple[int, list[Step]]:
+    """Run stages one after the other, each from where the last ended; returns the exit status and what is finished.
+
+    All are checked before the first begins, with the weights of the source in the place of those that are not there
+    yet. A source one of whose runs fails is left there, and the others go on.
+
+    Raises:
+        ConfigError: what is wrong with any of the stages.
+    """
+    rehearsed = jobs_of([(label(source, stage), plan.raw(source, stage)) for stage in stages for source in sources])
+    of_first = [job.config for job in rehearsed[:: len(sources)]]
+    for stage, before, config in zip(stages[1:], of_first, of_first[1:], strict=False):
+        if before.encoding.target == config.encoding.target and shapes_of(before) != shapes_of(config):
+            name = config.encoding.name
+            raise ConfigError(
+                f"encoding={name}: what it learns has other shapes at stage {stage.name} than before it; give it the"
+                f" same at all lengths, or lengths that ask for no other"
+            )
+    dry = of_first[0].sweep.dry_run
+    status = 0
+    done: list[Step] = []
+    at = {source.directory: source.directory for source in sources}
+    for stage in stages:
+        left = [source for source in sources if source.directory in at]
+        tell(f"{stage.name}:")
+        jobs = jobs_of([(label(source, stage), plan.raw(source, stage, at[source.directory])) for source in left])
+        ended = run(jobs)
+        if dry and len(stages) > 1:
+            tell(f"and from there on: {', '.join(later.name for later in stages[1:])}")
+        if dry or ended == 130:
+            return ended, done
+        status = max(status, ended)
+        for source, job in zip(left, jobs, strict=True):
+            if is_finished(job.config):
+                at[source.directory] = job.config.run_dir
+                done.append(Step(source, stage.name, job.config, job.config.run_dir))
+            else:
+                del at[source.directory]
+        if not at:
+            break
+    return status, done
+
+
+def chosen_encoding(sources: Sequence[Trained], name: str, overrides: Overrides) -> dict[str, Any]:
+    """Another encoding for runs, with every parameter spelt out.
+
+    Raises:
+        ConfigError: there is none of that name, a parameter is wrong, or it is the one that the runs have.
+    """
+    options = complete("encoding", catalogue.read("encoding", name) | overrides.under("encoding"))
+    had = sources[0].config.encoding.model_dump()
+    if {**had, "name": None} == {**options, "name": None}:
+        raise ConfigError(f"encoding={options['name']}: is what {sources[0].directory} has already; choose another")
+    return options

@@ -83,7 +83,7 @@ def scaled(
         return dict(encoding)
     named = {**encoding, "name": f"{encoding['name']}_{scaling}"}
     if scaling == BASE:
-        return named | {"base": base or 10 * factor * encoding["base"]}
+        return named | {"base": 10 * factor * encoding["base"] if base is None else base}
     options = scalings()[scaling] | {"factor": factor}
     if "original_length" in options:
         options["original_length"] = trained

@@ -12,14 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.files import write_text
 from rpe_bench.report.statistics import over_seeds
-from rpe_bench.trained import Trained
+from rpe_bench.stages import BEFORE, Step
 
-BEFORE = "before"
-"""The stage of the runs that others began with."""
 WHOLE = "whole"
 """The part of a row that is of all scored tokens of a length."""
 COLUMNS = (
@@ -29,18 +26,11 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A finished run of a comparison.
+class Entry(Step):
+    """A finished run of a comparison."""
 
-    what   what is compared: a scaling, or an encoding
-    stage  before, or what was done since
-    """
-
-    source: Trained
     what: str
-    stage: str
-    config: Config
-    directory: Path
+    """Is compared: a scaling, or an encoding."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +73,14 @@ def tidy(entries: Sequence[Entry], what: str) -> pd.DataFrame:
         about = {"source": entry.source.config.run_id, "seed": config.seed, "what": entry.what, "stage": entry.stage}
         evaluations = pd.read_csv(entry.directory / "eval.csv")
         positions = pd.read_csv(entry.directory / "positions.csv")
-        for row in evaluations[evaluations["length"].isin(lengths)].itertuples():
-            tokens = task.length(int(row.length))
-            common = {**about, "run": config.run_id, "length": row.length}
+        for row in evaluations[evaluations["length"].isin(lengths)].to_dict("records"):
+            tokens = task.length(row["length"])
+            common = {**about, "run": config.run_id, "length": row["length"]}
             rows.append(
-                {**common, "part": WHOLE, "lo": 0, "hi": tokens, "tokens": row.tokens, "loss": row.loss}
-                | {"perplexity": row.perplexity, "accuracy": row.token_accuracy}
+                {**common, "part": WHOLE, "lo": 0, "hi": tokens, "tokens": row["tokens"]}
+                | {"loss": row["loss"], "perplexity": row["perplexity"], "accuracy": row["token_accuracy"]}
             )
-            scored = positions[positions["length"] == row.length]
+            scored = positions[positions["length"] == row["length"]]
             for part in parts_of(entry.source.config.train_tokens, longest):
                 within = scored[(scored["position"] >= part.lo) & (scored["position"] < part.hi)]
                 if part.hi > tokens or within.empty:
@@ -136,20 +126,24 @@ def _cell(mean: float, low: float, high: float, n: int, seeds: int) -> str:
     return cell if n == seeds else f"{cell} n={n}"
 
 
-def default_path(results_dir: Path, folder: str, entries: Sequence[Entry]) -> Path:
-    """Where a comparison goes unless told otherwise: the same request, the same file, and no other's."""
-    digest = hashlib.sha256("\n".join(sorted(entry.config.run_id for entry in entries)).encode()).hexdigest()[:8]
-    return results_dir / folder / f"{entries[0].source.config.line}-{digest}.csv"
+def publish(entries: Sequence[Entry], what: str, out: Path | None, folder: str) -> None:
+    """Write the tidy table, whole or not at all, and print what a terminal shows.
 
-
-def write(rows: pd.DataFrame, path: Path) -> None:
-    """Write the tidy table, whole or not at all.
+    Args:
+        out: the file; by default one in `folder` of the results directory, the same for the same request, and no
+            other's.
 
     Raises:
         ConfigError: it cannot be written there.
     """
+    rows = tidy(entries, what)
+    if out is None:
+        ids = sorted(entry.config.run_id for entry in entries)
+        digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:8]
+        out = entries[-1].config.results_dir / folder / f"{entries[0].source.config.line}-{digest}.csv"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, rows.to_csv(index=False, lineterminator="\n"))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, rows.to_csv(index=False, lineterminator="\n"))
     except OSError as error:
-        raise ConfigError(f"--out={path}: {error.strerror}") from error
+        raise ConfigError(f"--out={out}: {error.strerror}") from error
+    print(text(rows, what), "", out, sep="\n")

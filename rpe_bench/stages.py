@@ -1,7 +1,7 @@
 """What is made of finished runs: further runs that begin with their weights, each a run directory like any other."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,19 +120,30 @@ class Overrides:
         return cls(keys, choices)
 
     def apply(self, raw: dict[str, Any], trains: bool) -> None:
+        """Change the config of a run accordingly, but for its encoding."""
         raw |= self.choices
         for key, value in self.keys.items():
-            *sections, leaf = key.split(".")
-            if sections == ["recipe"] and not trains:
-                continue
-            place = raw
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[leaf] = value
+            section = key.split(".")[0]
+            if section != "encoding" and (section != "recipe" or trains):
+                _put(raw, key, value)
 
-    def under(self, section: str) -> dict[str, Any]:
-        """The keys of a section, without its name."""
-        return {key.partition(".")[2]: value for key, value in self.keys.items() if key.startswith(f"{section}.")}
+    def encoding(self) -> dict[str, Any]:
+        """The keys of the encoding."""
+        found: dict[str, Any] = {"encoding": {}}
+        for key, value in self.keys.items():
+            if key.startswith("encoding."):
+                _put(found, key, value)
+        return dict(found["encoding"])
+
+
+def _put(options: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key. ConfigError where it goes on behind a plain value."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        options = options.setdefault(section, {})
+        if not isinstance(options, dict):
+            raise ConfigError(f"{key}={value}: {section} is no section")
+    options[leaf] = value
 
 
 # Runs
@@ -146,7 +157,7 @@ class Stage:
     encoding      as its YAML gives it
     steps         of training; none, to evaluate alone
     lr            None for a tenth of what the source trained with
-    train_length  None for the source's
+    train_length  that it trains at or, without steps, that its weights were trained at; None for the source's
     """
 
     name: str
@@ -168,12 +179,11 @@ class Plan:
         """The config of a run, to be resolved; it begins with the source itself unless another directory is given."""
         raw = source.config.as_dict()
         recipe = raw["recipe"] | {"name": stage.name, "steps": stage.steps}
+        recipe["warmup_steps"] = None if stage.steps else 0
         if stage.steps:
-            recipe["warmup_steps"] = None
-            recipe["lr"] = stage.lr or recipe["lr"] / 10
-            recipe["train_length"] = stage.train_length or recipe["train_length"]
-        else:
-            recipe["warmup_steps"] = 0
+            recipe["lr"] = recipe["lr"] / 10 if stage.lr is None else stage.lr
+        if stage.train_length is not None:
+            recipe["train_length"] = stage.train_length
         raw["recipe"] = recipe
         raw["encoding"] = stage.encoding
         raw["start"] = {"run": str(begins_with or source.directory)}
@@ -220,10 +230,13 @@ def label(source: Trained, stage: Stage) -> list[str]:
 
 # One stage after another
 
+BEFORE = "before"
+"""The stage of the runs that others begin with."""
+
 
 @dataclass(frozen=True)
 class Step:
-    """A run of a chain that is finished: of which source, at which stage."""
+    """A finished run of a chain: of which source, at which stage."""
 
     source: Trained
     stage: str
@@ -231,13 +244,12 @@ class Step:
     directory: Path
 
 
-def chain(
-    sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan, tell: Callable[[str], None] = print
-) -> tuple[int, list[Step]]:
+def chain(sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan) -> tuple[int, list[Step]]:
     """Run stages one after the other, each from where the last ended; returns the exit status and what is finished.
 
-    All are checked before the first begins, with the weights of the source in the place of those that are not there
-    yet. A source one of whose runs fails is left there, and the others go on.
+    The sources come first, as they were evaluated; where that was at other lengths than the stages are, they are
+    evaluated once more. All is checked before anything begins, with the weights of the source in the place of those
+    that are not there yet. A source one of whose runs fails is left there, and the others go on.
 
     Raises:
         ConfigError: what is wrong with any of the stages.
@@ -246,24 +258,29 @@ def chain(
     of_first = [job.config for job in rehearsed[:: len(sources)]]
     for stage, before, config in zip(stages[1:], of_first, of_first[1:], strict=False):
         if before.encoding.target == config.encoding.target and shapes_of(before) != shapes_of(config):
-            name = config.encoding.name
             raise ConfigError(
-                f"encoding={name}: what it learns has other shapes at stage {stage.name} than before it; give it the"
-                f" same at all lengths, or lengths that ask for no other"
+                f"encoding={config.encoding.name}: what it learns has other shapes at stage {stage.name} than before"
+                " it (lengths up to the same one, or a size of its own, make them the same)"
             )
-    dry = of_first[0].sweep.dry_run
+    had = sources[0].config
+    done = [Step(source, BEFORE, source.config, source.directory) for source in sources]
+    if not set(of_first[0].evaluation.lengths or ()) <= set(had.evaluation.lengths or ()):
+        stages = [Stage(BEFORE, had.encoding.model_dump()), *stages]
+        jobs_of([(label(source, stages[0]), plan.raw(source, stages[0])) for source in sources])
+        done = []
     status = 0
-    done: list[Step] = []
     at = {source.directory: source.directory for source in sources}
-    for stage in stages:
+    for number, stage in enumerate(stages):
         left = [source for source in sources if source.directory in at]
-        tell(f"{stage.name}:")
+        print(f"{stage.name}:", flush=True)
         jobs = jobs_of([(label(source, stage), plan.raw(source, stage, at[source.directory])) for source in left])
         ended = run(jobs)
-        if dry and len(stages) > 1:
-            tell(f"and from there on: {', '.join(later.name for later in stages[1:])}")
-        if dry or ended == 130:
-            return ended, done
+        if jobs[0].config.sweep.dry_run:
+            if later := ", ".join(later.name for later in stages[number + 1 :]):
+                print(f"and from there on: {later}")
+            return ended, []
+        if ended == 130:
+            return ended, []
         status = max(status, ended)
         for source, job in zip(left, jobs, strict=True):
             if is_finished(job.config):
@@ -282,8 +299,8 @@ def chosen_encoding(sources: Sequence[Trained], name: str, overrides: Overrides)
     Raises:
         ConfigError: there is none of that name, a parameter is wrong, or it is the one that the runs have.
     """
-    options = complete("encoding", catalogue.read("encoding", name) | overrides.under("encoding"))
+    options = complete("encoding", catalogue.read("encoding", name) | overrides.encoding())
     had = sources[0].config.encoding.model_dump()
-    if {**had, "name": None} == {**options, "name": None}:
+    if had | {"name": None} == options | {"name": None}:
         raise ConfigError(f"encoding={options['name']}: is what {sources[0].directory} has already; choose another")
     return options

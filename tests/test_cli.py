@@ -103,9 +103,12 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: extend, list, properties, report, run, status)"),
-        ("rnu", "rnu: unknown command; did you mean run? (commands: extend, list, properties, report, run, status)"),
-        ("--foo", "--foo: unknown command (commands: extend, list, properties, report, run, status)"),
+        ("", "rpe-bench: needs a command (commands: drop, extend, list, properties, report, retrofit, run, status)"),
+        (
+            "rnu",
+            "rnu: unknown command; did you mean run? (commands: drop, extend, list, properties, report, retrofit, run, status)",
+        ),
+        ("--foo", "--foo: unknown command (commands: drop, extend, list, properties, report, retrofit, run, status)"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"

@@ -37,6 +37,10 @@ def main(parsed: Namespace) -> int:
         if parsed.steps < 0:
             raise ConfigError(f"--steps={parsed.steps}: must be at least 0")
         chosen = extension.chosen_scalings(parsed.scalings)
+        if parsed.lr is not None and not parsed.steps:
+            raise ConfigError(f"--lr={parsed.lr:g}: is that of fine-tuning, which needs --steps")
+        if parsed.base is not None and extension.BASE not in chosen:
+            raise ConfigError(f"--base={parsed.base:g}: goes with --scalings={extension.BASE}")
         paths, given = split(parsed.given)
         overrides = Overrides.of(given, extension.TAKEN)
         sources = sources_of(paths)
@@ -48,18 +52,14 @@ def main(parsed: Namespace) -> int:
             status = run(jobs)
     if jobs[0].config.sweep.dry_run or status == 130:
         return status
-    from rpe_bench.stage_table import BEFORE, Entry, default_path, text, tidy, write
+    from rpe_bench.stage_table import Entry, publish
+    from rpe_bench.stages import BEFORE
 
-    before = [Entry(source, extension.PLAIN, BEFORE, source.config, source.directory) for source in sources]
+    before = [Entry(source, BEFORE, source.config, source.directory, extension.PLAIN) for source in sources]
     after = [
-        Entry(source, scaling, stage.name, job.config, job.config.run_dir)
+        Entry(source, stage.name, job.config, job.config.run_dir, scaling)
         for (source, scaling, stage), job in zip(runs, jobs, strict=True)
     ]
-    finished = [entry for entry in after if is_finished(entry.config)]
-    if not finished:
-        return status
-    rows = tidy([*before, *finished], "scaling")
-    out = parsed.out or default_path(jobs[0].config.results_dir, "extend", after)
-    write(rows, out)
-    print(text(rows, "scaling"), "", out, sep="\n")
+    if finished := [entry for entry in after if is_finished(entry.config)]:
+        publish([*before, *finished], "scaling", parsed.out, "extend")
     return status

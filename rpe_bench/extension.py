@@ -130,5 +130,6 @@ def comparison(
         stages = [Stage(ZERO_SHOT, encoding)]
         if steps:
             stages.append(Stage(FINE_TUNED, encoding, steps, lr, longest))
+        overrides.check(stages)
         runs += [(source, scaling, stage) for stage in stages for source in sources]
     return Plan(lengths_of(first.recipe.train_length, factor), overrides), runs

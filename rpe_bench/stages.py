@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rpe_bench import catalogue
-from rpe_bench.components import complete
+from rpe_bench.components import complete, show
 from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
 from rpe_bench.config import Config, resolve
 from rpe_bench.errors import ConfigError
@@ -126,6 +126,13 @@ class Overrides:
             section = key.split(".")[0]
             if section != "encoding" and (section != "recipe" or trains):
                 _put(raw, key, value)
+
+    def check(self, stages: Sequence["Stage"]) -> None:
+        """Raise ConfigError for what would change nothing."""
+        if not any(stage.steps for stage in stages):
+            given = [f"{key}={show(value)}" for key, value in self.keys.items() if key.startswith("recipe.")]
+            if given:
+                raise ConfigError(*(f"{override}: is for stages that train, and none does" for override in given))
 
     def encoding(self) -> dict[str, Any]:
         """The keys of the encoding."""
@@ -254,6 +261,7 @@ def chain(sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan) -> tu
     Raises:
         ConfigError: what is wrong with any of the stages.
     """
+    plan.overrides.check(stages)
     rehearsed = jobs_of([(label(source, stage), plan.raw(source, stage)) for stage in stages for source in sources])
     of_first = [job.config for job in rehearsed[:: len(sources)]]
     for stage, before, config in zip(stages[1:], of_first, of_first[1:], strict=False):

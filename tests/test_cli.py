@@ -18,6 +18,8 @@ from rpe_bench.config import Config, EarlyStop
 TINY = ["logger=csv", "model.dim=8", "model.heads=1", "recipe.batch_size=2", "recipe.steps=2"]
 TINY += ["evaluation.examples=2", "evaluation.lengths=[4]"]
 
+COMMANDS = "drop, extend, list, properties, report, retrofit, run, status"
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -103,12 +105,9 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "rpe-bench: needs a command (commands: drop, extend, list, properties, report, retrofit, run, status)"),
-        (
-            "rnu",
-            "rnu: unknown command; did you mean run? (commands: drop, extend, list, properties, report, retrofit, run, status)",
-        ),
-        ("--foo", "--foo: unknown command (commands: drop, extend, list, properties, report, retrofit, run, status)"),
+        ("", f"rpe-bench: needs a command (commands: {COMMANDS})"),
+        ("rnu", f"rnu: unknown command; did you mean run? (commands: {COMMANDS})"),
+        ("--foo", f"--foo: unknown command (commands: {COMMANDS})"),
         (
             "list encodngs",
             "encodngs: cannot be listed; did you mean encodings?"

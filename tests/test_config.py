@@ -347,7 +347,7 @@ def test_published_runs_still_have_their_ids() -> None:
             "rope",
             {"steps": 3},
             "steps=3: unknown key; did you mean recipe.steps?"
-            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation,"
+            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation, start,"
             " checkpoint, logger, sweep)",
         ),
         (
@@ -362,7 +362,7 @@ def test_published_runs_still_have_their_ids() -> None:
             "rope",
             {"sed": 3},
             "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task,"
-            " positions, model, recipe, evaluation, checkpoint, logger, sweep)",
+            " positions, model, recipe, evaluation, start, checkpoint, logger, sweep)",
         ),
         (
             "copy",

@@ -11,7 +11,7 @@ Shapes as in rpe_bench.encodings.base.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -105,21 +105,57 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
     return _in_chunks(encoding, q, k, v_BHTK, context)
 
 
-def _explicit(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
+def masked_logits_by_rows(
+    encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context, rows: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """What softmax is given, a few queries at a time, for those who look at attention rather than use it.
+
+    Args:
+        encoding: one layer's encoding.
+        q_BHTK, k_BHTK: as its projections leave them, not yet rotated.
+        context: of all tokens.
+        rows: queries at once. Memory grows as T times that.
+
+    Yields:
+        (the queries, their masked logits (B, H, Q, S)). S is T; in a causal model, where keys behind the last of these
+        queries change nothing, it ends with that one.
+    """
+    q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
+    T = context.length
+    for start in range(0, T, rows):
+        queries = slice(start, min(start + rows, T))
+        part = _of_rows(encoding, context.with_(memo={}), queries)
+        yield queries, _masked_logits(encoding, q[:, :, queries], k[:, :, : part.length], part)
+
+
+def _of_rows(encoding: Encoding, context: Context, rows: slice) -> Context:
+    """The context of these queries alone.
+
+    Those of a causal model have no need of what follows them: they are taken as the last rows of a shorter sequence,
+    unless the encoding asks how long the whole is.
+    """
+    by_prefix = context.causal and encoding.prefix_consistent
+    return (context.prefix(rows.stop) if by_prefix else context).with_(rows=rows)
+
+
+def _masked_logits(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
     mask = None
     if (hidden := context.hidden_QS) is not None:
         # To add it is faster than to fill it in, since that has a backward pass.
         mask = torch.zeros(hidden.shape, dtype=q_BHQK.dtype, device=q_BHQK.device).masked_fill(hidden, -math.inf)
-    scores = logits(encoding, q_BHQK, k_BHSK, context, mask)
-    return encoding.value(scores.softmax(dim=-1), v_BHSK, context)
+    return logits(encoding, q_BHQK, k_BHSK, context, mask)
+
+
+def _explicit(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
+    weights = _masked_logits(encoding, q_BHQK, k_BHSK, context).softmax(dim=-1)
+    return encoding.value(weights, v_BHSK, context)
 
 
 def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
     """The explicit path a few queries at a time.
 
     Without gradients memory then grows as length times chunk; in training, where the graph keeps all of it anyway, few
-    logits at a time stay in the cache. Queries of a causal model have no need of what follows them: they are taken as
-    the last rows of a shorter sequence, unless the encoding asks how long the whole is.
+    logits at a time stay in the cache.
     """
     B, H, T, _ = q_BHTK.shape
     by_prefix = context.causal and encoding.prefix_consistent
@@ -132,7 +168,7 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     k, v = (_prefixes(x.contiguous(), ends if by_prefix else [T] * len(ends)) for x in (k_BHTK, v_BHTK))
 
     def rows_to(end: int, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
-        part = (context.prefix(end) if by_prefix else context).with_(rows=slice(end - q_BHQK.shape[2], end))
+        part = _of_rows(encoding, context, slice(end - q_BHQK.shape[2], end))
         return _explicit(encoding, q_BHQK, k_BHSK, v_BHSK, part)
 
     blocks = zip(ends, parts, k, v, strict=True)

@@ -24,13 +24,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.heads_of(x_BTD)
         context = context.with_(x_BTD=x_BTD, project=self.project)
         # Under autocast the projections are bfloat16; attention itself stays in float32, which is faster on a CPU and
         # keeps positions exact.
         with torch.autocast(x_BTD.device.type, enabled=False):
             mixed_BHTK = attend(encoding, q.to(x_BTD.dtype), k.to(x_BTD.dtype), v.to(x_BTD.dtype), context)
         return self.out(mixed_BHTK.transpose(1, 2).flatten(2))
+
+    def heads_of(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the layer's input, (B, H, T, K) each, without any position."""
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
 
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (..., D) through this layer's query and key projections: two (..., H, K)."""

@@ -1,7 +1,7 @@
 """One run, as one straight line: config -> task and model -> train -> evaluate over lengths -> run directory."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 import torch
@@ -10,6 +10,7 @@ from rpe_bench.config import Config
 from rpe_bench.evaluate import Scores, floor_of, score, summarise
 from rpe_bench.interrupts import held_back
 from rpe_bench.model import Transformer, build_model
+from rpe_bench.positions.base import Remap
 from rpe_bench.record import Record, Row
 from rpe_bench.seeds import stream
 from rpe_bench.start import begin
@@ -29,10 +30,8 @@ def evaluate(config: Config, task: Task, model: Transformer, device: torch.devic
     positions = config.build_positions()
 
     def scores_of(batch: Batch, size: int) -> Scores:
-        key = (config.task.name, config.evaluation.seed, size)
-        draws = (stream("evaluation positions", *key, draw) for draw in range(positions.draws))
-        remapped = (replace(batch, positions=positions.evaluation(batch, rng)) for rng in draws)
-        losses, rights, scored = zip(*(score(model, given, device) for given in remapped), strict=True)
+        draws = remapped(config, positions, batch, size)
+        losses, rights, scored = zip(*(score(model, given, device) for given in draws), strict=True)
         return summarise(size, batch, torch.stack(losses), torch.stack(rights), scored[0], task.chance(size))
 
     tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
@@ -64,6 +63,13 @@ def examples_of(config: Config, task: Task, size: int) -> Batch:
     rng = stream("evaluation", config.task.name, config.evaluation.seed, drawn)
     batch = task.held_out(rng, config.evaluation.examples, drawn)
     return batch if task.last is None else batch.ending(size, task.last)
+
+
+def remapped(config: Config, positions: Remap, batch: Batch, size: int) -> Iterator[Batch]:
+    """The examples of one size at the positions that a model is given in evaluation: once for each draw of them."""
+    for draw in range(positions.draws):
+        rng = stream("evaluation positions", config.task.name, config.evaluation.seed, size, draw)
+        yield replace(batch, positions=positions.evaluation(batch, rng))
 
 
 def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> None:

@@ -72,9 +72,9 @@ _RC = {
     "savefig.dpi": 300,
 }
 
-_GREY = "#707070"
-_TITLE = {"fontsize": 7.5, "fontweight": "bold"}
-_CAPTION = {"fontsize": 6.5, "color": "#404040"}
+GREY = "#707070"
+TITLE = {"fontsize": 7.5, "fontweight": "bold"}
+CAPTION = {"fontsize": 6.5, "color": "#404040"}
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ def _encodings(rows: pd.DataFrame, y: str, looks: Mapping[str, Style]) -> list[L
 
 def _boundary(axes: Sequence[Axes], x: float, label: str) -> Line2D:
     for panel in axes:
-        panel.axvline(x, color=_GREY, linewidth=0.8, zorder=1)
-    return Line2D([], [], color=_GREY, linewidth=0.8, label=label)
+        panel.axvline(x, color=GREY, linewidth=0.8, zorder=1)
+    return Line2D([], [], color=GREY, linewidth=0.8, label=label)
 
 
 def _caption(rows: pd.DataFrame, mean: str) -> str:
@@ -377,7 +377,7 @@ def _compose(
 
     # One by one: the baseline of a block of text depends on the letters in it.
     baseline = total - 0.05
-    for text, look in [*((text, _TITLE) for text in titles), *((text, _CAPTION) for text in captions)]:
+    for text, look in [*((text, TITLE) for text in titles), *((text, CAPTION) for text in captions)]:
         baseline -= 0.13
         figure.text((left + 0.03) / width, (baseline + 0.03) / total, text, look)
 

@@ -18,7 +18,7 @@ from rpe_bench.config import Config, EarlyStop
 TINY = ["logger=csv", "model.dim=8", "model.heads=1", "recipe.batch_size=2", "recipe.steps=2"]
 TINY += ["evaluation.examples=2", "evaluation.lengths=[4]"]
 
-COMMANDS = "drop, extend, list, properties, report, retrofit, run, status"
+COMMANDS = "diagnose, drop, extend, list, properties, report, retrofit, run, status"
 
 Capture = pytest.CaptureFixture[str]
 

@@ -63,8 +63,9 @@ def onset(positions: pd.DataFrame, trained: int, least: float = LEAST_RISE) -> O
 
     The change point is that of a cumulative sum (Page, 1954, "Continuous inspection schemes"):
     S_t = max(0, S_{t-1} + x_t - level - a) starts at the first unseen position and raises the alarm above 10 a; the
-    departure began where S last left 0. The allowance a is the noise, estimated from the data, or half of the least
-    rise that counts if that is more.
+    departure began where S last left 0. The allowance a is the noise, estimated from the data; or half of the least
+    rise that counts, or a tenth of the rise in the end, if that is more: a position is where the rise begins, and not
+    where the first trace of it can be made out in enough data.
 
     Args:
         positions: position and loss, the rows of one run and one length.
@@ -80,7 +81,7 @@ def onset(positions: pd.DataFrame, trained: int, least: float = LEAST_RISE) -> O
     level = float(np.median(known))
     noise = _noise(known - level, np.diff(rows["loss"].to_numpy()))
     rise = float(loss[-max(1, len(loss) // 4) :].mean()) - level
-    allowance = max(noise, least / 2)
+    allowance = max(noise, least / 2, rise / 10)
     begun = _departure(loss - level - allowance, 10 * allowance)
     if begun is None or rise < least:
         return Onset("none", None, level, noise, rise)

@@ -139,10 +139,10 @@ class Verdict:
     @property
     def sentences(self) -> list[str]:
         lines = [self._accuracy(), self._onset(), *self._cause()]
-        if self.unseen is not None:
+        if self.unseen is not None and self.longest > self.train_length:
             where = f"At length {self.longest}, {self.unseen:.1%} of attention"
             lines.append(f"{where} lies on distances that training never had.")
-        return [*lines, *(f"Not tested: {reason}." for reason in dict.fromkeys(self.untested))]
+        return [*lines, *(f"Not tested, since: {reason}." for reason in dict.fromkeys(self.untested))]
 
     def _accuracy(self) -> str:
         if self.fails_at is None:
@@ -153,6 +153,8 @@ class Verdict:
 
     def _onset(self) -> str:
         begun = self.onset
+        if self.longest <= self.train_length:
+            return "Nothing was evaluated beyond the training length."
         if begun is None:
             return (
                 f"Mean loss goes from {self.loss:.3f} at the training length to {self.loss_long:.3f} at length"

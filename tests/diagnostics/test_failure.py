@@ -85,6 +85,13 @@ def test_the_order_of_the_rows_and_outliers_before_change_nothing() -> None:
     assert onset(spoilt, N).position == N
 
 
+def test_a_trace_before_is_not_the_rise() -> None:
+    """However certain it is."""
+    loss = 1.7 + 0.1 * (POSITION >= N) + 2.5 * (POSITION >= 110)
+    found = onset(positions(loss, noise=0.01), N)
+    assert (found.shape, found.position) == ("later", 110)
+
+
 def test_too_few_positions_say_nothing() -> None:
     table = positions(shapes(N, 2.0)["step"])
     assert onset(table[table["position"] >= N - 7], N) is None

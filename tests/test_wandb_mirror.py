@@ -185,7 +185,7 @@ def test_it_says_what_run_it_is(config: Config) -> None:
     assert run["tags"] == ["alibi", "copy", "quick", "mine"]
     assert run["config"]["update"].items() >= config.as_dict().items()
     axes = {"train": "step", "validation": "step", "eval": "length", "training_set": "length", "baselines": "length"}
-    axes |= {"positions": "position"}
+    axes |= {"floor": "length", "positions": "position", "floor_positions": "position"}
     assert {name: axis for name, axis in mirrored.metrics.items() if axis} == {f"{k}/*": v for k, v in axes.items()}
     assert mirrored.summary["status"] == "finished" and mirrored.summary["parameters"] == 1234
     assert mirrored.exit_code == 0

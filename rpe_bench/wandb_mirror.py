@@ -32,12 +32,9 @@ FINISH_SECONDS = 2.0
 """How long wandb goes on uploading once told to finish; at the exit of the process too, beyond CLOSE_SECONDS."""
 
 AXES = {
-    "train": "step",
-    "validation": "step",
-    "eval": "length",
-    "training_set": "length",
-    "baselines": "length",
-    "positions": "position",
+    **dict.fromkeys(("train", "validation"), "step"),
+    **dict.fromkeys(("eval", "training_set", "baselines", "floor"), "length"),
+    **dict.fromkeys(("positions", "floor_positions"), "position"),
 }
 """Prefix of a curve's name -> what it is drawn against."""
 
@@ -192,7 +189,7 @@ class WandbMirror:
         return run
 
     def _draw(self, run: wandb.Run, table: str, rows: list[Row]) -> None:
-        drawn = bin_positions(rows, CURVE_POINTS) if table == "positions" else rows
+        drawn = bin_positions(rows, CURVE_POINTS) if AXES.get(table) == "position" else rows
         for point in points(table, drawn):
             run.log(point)
         if table in ("eval", "training_set"):
@@ -222,12 +219,13 @@ def points(table: str, rows: list[Row]) -> Iterator[Row]:
 
     Those by position have one curve a length (``positions/loss_L512``), and one point for all lengths at a position.
     """
-    if table == "positions":
+    if AXES.get(table) == "position":
         for position, at_position in groupby(sorted(rows, key=_position), key=_position):
             point = {"position": position}
             for row in at_position:
                 for column in ("loss", "perplexity", "accuracy"):
-                    point[f"positions/{column}_L{row['length']}"] = row[column]
+                    if column in row:  # an ideal predictor has no accuracy
+                        point[f"{table}/{column}_L{row['length']}"] = row[column]
             yield point
     elif table in AXES:
         axis = AXES[table]
@@ -237,9 +235,10 @@ def points(table: str, rows: list[Row]) -> Iterator[Row]:
 
 
 def bin_positions(rows: list[Row], most: int) -> list[Row]:
-    """The rows of positions.csv with at most `most` of a length: means over consecutive positions, weighted by tokens.
+    """The rows of positions.csv or floor_positions.csv with at most `most` of a length.
 
-    A bin stands at its middle position. Lengths with few enough positions stay as they are.
+    They are means over consecutive positions, weighted by tokens. A bin stands at its middle position. Lengths with few
+    enough positions stay as they are.
     """
     binned = []
     for length in dict.fromkeys(row["length"] for row in rows):
@@ -252,20 +251,14 @@ def bin_positions(rows: list[Row], most: int) -> list[Row]:
             part = of_length[start : start + width]
             tokens = np.array([row["tokens"] for row in part])
             loss = float(np.average([row["loss"] for row in part], weights=tokens))
-            accuracy = float(np.average([row["accuracy"] for row in part], weights=tokens))
             with np.errstate(over="ignore"):  # infinite, as in the table itself
                 perplexity = float(np.exp(loss))
             middle = part[len(part) // 2]["position"]
-            binned.append(
-                {
-                    "length": length,
-                    "position": middle,
-                    "tokens": int(tokens.sum()),
-                    "loss": loss,
-                    "perplexity": perplexity,
-                    "accuracy": accuracy,
-                }
-            )
+            row = {"length": length, "position": middle, "tokens": int(tokens.sum())}
+            row |= {"loss": loss, "perplexity": perplexity}
+            if "accuracy" in part[0]:
+                row["accuracy"] = float(np.average([row["accuracy"] for row in part], weights=tokens))
+            binned.append(row)
     return binned
 
 

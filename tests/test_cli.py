@@ -13,12 +13,13 @@ from support import finish
 
 from rpe_bench import catalogue
 from rpe_bench.cli import main
+from rpe_bench.commands import commands
 from rpe_bench.config import Config, EarlyStop
 
 TINY = ["logger=csv", "model.dim=8", "model.heads=1", "recipe.batch_size=2", "recipe.steps=2"]
 TINY += ["evaluation.examples=2", "evaluation.lengths=[4]"]
 
-COMMANDS = "attention, drop, extend, list, properties, report, retrofit, run, status"
+COMMANDS = ", ".join(commands())
 
 Capture = pytest.CaptureFixture[str]
 

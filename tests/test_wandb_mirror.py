@@ -26,7 +26,7 @@ from rpe_bench import wandb_mirror
 from rpe_bench.config import Config
 from rpe_bench.record import Record
 from rpe_bench.schema import TABLES
-from rpe_bench.wandb_mirror import WandbMirror, bin_positions, points, preload
+from rpe_bench.wandb_mirror import AXES, WandbMirror, bin_positions, points, preload
 
 CURVES = {"loss", "perplexity", "accuracy"}
 
@@ -185,7 +185,7 @@ def test_it_says_what_run_it_is(config: Config) -> None:
     assert run["tags"] == ["alibi", "copy", "quick", "mine"]
     assert run["config"]["update"].items() >= config.as_dict().items()
     axes = {"train": "step", "validation": "step", "eval": "length", "training_set": "length", "baselines": "length"}
-    axes |= {"positions": "position"}
+    axes |= {"floor": "length", "positions": "position", "floor_positions": "position"}
     assert {name: axis for name, axis in mirrored.metrics.items() if axis} == {f"{k}/*": v for k, v in axes.items()}
     assert mirrored.summary["status"] == "finished" and mirrored.summary["parameters"] == 1234
     assert mirrored.exit_code == 0
@@ -375,6 +375,17 @@ def test_lengths_share_the_points_at_a_position() -> None:
     drawn = list(points("positions", rows))
     assert [point["position"] for point in drawn] == [0, 1, 2]
     assert set(drawn[1]) == {"position"} | {f"positions/{column}_L{length}" for column in CURVES for length in (8, 16)}
+
+
+def test_floors_are_curves_beside_what_they_are_the_floor_of() -> None:
+    assert {axis for table, axis in AXES.items() if table.startswith("floor")} == {"length", "position"}
+    rows = [{key: row[key] for key in TABLES["floor_positions"]} for row in position_rows(8, range(6), lambda p: 0.5)]
+    drawn = list(points("floor_positions", bin_positions(rows, 3)))
+    assert [point["position"] for point in drawn] == [1, 3, 5]
+    curves = {"floor_positions/loss_L8": 0.5, "floor_positions/perplexity_L8": pytest.approx(math.exp(0.5))}
+    assert drawn[0] == {"position": 1} | curves
+    (point,) = points("floor", [{"length": 8, "tokens": 9, "loss": 0.5, "perplexity": 1.6}])
+    assert point == {"length": 8, "floor/tokens": 9, "floor/loss": 0.5, "floor/perplexity": 1.6}
 
 
 def test_slices_have_no_curve() -> None:

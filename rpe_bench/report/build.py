@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
+from rpe_bench.report.heatmaps import distance_figure, has_distances
 from rpe_bench.report.load import ReportError, Results, load_results
 from rpe_bench.report.tables import (
     accuracy_table,
@@ -82,6 +83,8 @@ def _figures(results: Results, out: Path) -> list[Path]:
     for task, stem in file_stems(results.task_labels).items():
         paths += save_figure(extrapolation_figure(results, task, looks), out / f"{stem}-extrapolation")
         paths += save_figure(perplexity_figure(results, task, looks), out / f"{stem}-perplexity")
+        if has_distances(results, task):
+            paths += save_figure(distance_figure(results, task), out / f"{stem}-distance")
     return paths
 
 

@@ -178,7 +178,7 @@ def perplexity_figure(results: Results, task: str, looks: Mapping[str, Style] | 
     rows = _of_task(results.positions, task)
     with paper_style():
         if rows.groupby("length")["position"].nunique().max() > 1:
-            return _by_position(rows, task, looks)
+            return _by_position(rows, _of_task(results.floor_positions, task), task, looks)
         if rows["position"].nunique() == rows["length"].nunique() > 0:
             end = int(rows["train_tokens"].max()) - 1
             return _across_lengths(rows, "position", "position of the answer (one per sequence)", end, task, looks)
@@ -187,7 +187,7 @@ def perplexity_figure(results: Results, task: str, looks: Mapping[str, Style] | 
         return _across_lengths(rows, "length", "length (one answer per sequence)", end, task, looks)
 
 
-def _by_position(rows: pd.DataFrame, task: str, looks: Mapping[str, Style]) -> Figure:
+def _by_position(rows: pd.DataFrame, floor: pd.DataFrame, task: str, looks: Mapping[str, Style]) -> Figure:
     lengths = _panel_lengths(rows)
     figure = Figure(figsize=(PAGE, COLUMN))
     panels = list(figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0])
@@ -199,10 +199,22 @@ def _by_position(rows: pd.DataFrame, task: str, looks: Mapping[str, Style]) -> F
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         panel.margins(x=0.03)
     handles = _encodings(rows, "loss", looks)
+    if len(floor):
+        handles.append(_floor(panels, lengths, floor))
     handles.append(_boundary(panels, rows["train_tokens"].max() - 0.5, "end of the longest training sequence"))
     _perplexity_axis(panels)
     _compose(figure, panels, handles, task, _caption(rows, "geometric mean"), height=1.75)
     return figure
+
+
+def _floor(panels: Sequence[Axes], lengths: Sequence[int], floor: pd.DataFrame) -> Line2D:
+    """What the ideal predictor loses, above the lines that come down to it. It is that of the examples, which all runs
+    of a task share."""
+    look: dict[str, Any] = {"color": "#404040", "linestyle": (0, (1, 1.5)), "linewidth": 0.8, "label": "entropy floor"}
+    for panel, length in zip(panels, lengths, strict=True):
+        ideal = floor[floor["length"] == length].groupby("position")["loss"].first()
+        panel.plot(ideal.index, np.exp(ideal), **look, zorder=3.5)
+    return Line2D([], [], **look)
 
 
 def _across_lengths(
@@ -373,13 +385,18 @@ def _compose(
     place(left + 0.03, max(right + 0.03, 0.06), below + 0.4)
     if len(lengths) > 1:
         _length_axis(axes[0], lengths, figure.dpi)
-    total = place(left + 0.03, max(right + 0.03, 0.06), below + _overhang(axes, figure.dpi)[2] + 0.06)
+    place(left + 0.03, max(right + 0.03, 0.06), below + _overhang(axes, figure.dpi)[2] + 0.06)
+    write_above(figure, left + 0.03, titles, captions)
 
+
+def write_above(figure: Figure, left: float, titles: Sequence[str], captions: Sequence[str]) -> None:
+    """Lines of title and caption at the top of a figure of its final size, `left` inches from its edge."""
+    width, total = figure.get_size_inches()
     # One by one: the baseline of a block of text depends on the letters in it.
     baseline = total - 0.05
     for text, look in [*((text, TITLE) for text in titles), *((text, CAPTION) for text in captions)]:
         baseline -= 0.13
-        figure.text((left + 0.03) / width, (baseline + 0.03) / total, text, look)
+        figure.text(left / width, (baseline + 0.03) / total, text, look)
 
 
 def _overhang(axes: Sequence[Axes], dpi: float) -> tuple[float, float, float]:

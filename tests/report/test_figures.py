@@ -2,6 +2,7 @@
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.transforms import Bbox
 
@@ -110,6 +111,21 @@ def test_perplexity_by_position_has_panels_of_lengths(results):
     np.testing.assert_allclose(line.get_ydata(), np.exp(rows.groupby("position")["loss"].mean()))
     assert list(figure.axes[1].lines[-1].get_xdata()) == [31.5, 31.5]  # 32 tokens were trained on
     assert "geometric mean and range of 2 seeds" in texts(figure)[1]
+
+
+def test_the_entropy_floor_is_drawn_where_it_is_known(fabricate):
+    for encoding in ("rope", "alibi"):
+        run = fabricate("copy", encoding)
+        floor = pd.read_csv(run / "positions.csv").drop(columns="accuracy")
+        floor = floor.assign(loss=0.5 + floor["position"] / 1000)
+        floor.assign(perplexity=np.exp(floor["loss"])).to_csv(run / "floor_positions.csv", index=False)
+    figure = perplexity_figure(load_results(run.parents[1]), "copy")
+    assert legend(figure) == ["alibi", "rope", "entropy floor", "end of the longest training sequence"]
+    for axes, positions in zip(figure.axes, (range(15, 31), range(31, 63), range(127, 255)), strict=True):
+        drawn = axes.lines[2]
+        assert drawn.get_xdata().tolist() == list(positions)
+        np.testing.assert_allclose(drawn.get_ydata(), np.exp(0.5 + np.array(positions) / 1000))
+    assert_nothing_overlaps(figure)
 
 
 def test_a_single_answer_is_drawn_across_lengths(results):

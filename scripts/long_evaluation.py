@@ -1,0 +1,115 @@
+"""Time and memory of perplexity by position in long sequences, under each encoding, measured side by side.
+
+    python scripts/long_evaluation.py --encodings nope,rope,alibi,t5,kerple
+    python scripts/long_evaluation.py --encodings nope,alibi,t5 --length 16384 --rounds 9
+
+One example is evaluated as a run evaluates it, all its tables included, by the tiny model with weights as drawn: what
+it takes depends on their shapes alone. Each evaluation has a process of its own, forked where torch is imported
+already; MiB is the most memory that it held beyond what it had held with task and model built. All encodings take their
+turn once a round, in a new random order each round, and times are compared with `nope` of the same round.
+
+Exit status 1 where one takes more than --mib, or than --seconds, after which it is ended; it is then measured no more.
+"""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from rpe_bench import catalogue
+from rpe_bench.compose import compose
+from rpe_bench.config import Config, ConfigError, resolve
+from rpe_bench.record import peak_memory_bytes
+from rpe_bench.run import build_model, evaluate
+
+
+def config_of(encoding: str, task: str, length: int, threads: int) -> Config:
+    """The run that a user would start; ConfigError where there is none."""
+    chosen = [f"encoding={encoding}", f"task={task}", "model=tiny", "logger=csv", "device=cpu", f"threads={threads}"]
+    composed = compose([*chosen, f"evaluation.lengths=[{length}]", "evaluation.examples=1"])
+    assert composed is not None
+    return resolve(composed.raw)
+
+
+def evaluate_once(config: Config, out: Connection) -> None:
+    """Send the seconds and the bytes that an evaluation took."""
+    torch.set_num_threads(config.threads)
+    task, model = config.build_task(), build_model(config)
+    before = peak_memory_bytes()
+    start = time.perf_counter()
+    evaluate(config, task, model, torch.device("cpu"))
+    out.send((time.perf_counter() - start, peak_memory_bytes() - before))
+
+
+def measure(config: Config, seconds: float) -> tuple[float, int] | str:
+    """Seconds and bytes of an evaluation, or why there are none."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=evaluate_once, args=(config, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            process.kill()
+            return f"took more than {seconds:g} s"
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        return f"ended with exit code {process.exitcode}"
+    finally:
+        process.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encodings", help="ids, by commas; all of them by default")
+    parser.add_argument("--task", default="bytes")
+    parser.add_argument("--length", type=int, default=32768)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--mib", type=float, default=512)
+    options = parser.parse_args()
+    chosen = options.encodings.split(",") if options.encodings else catalogue.encodings()
+    configs: dict[str, Config] = {}
+    refused: dict[str, str] = {}
+    for name in ["nope", *(name for name in chosen if name != "nope")]:
+        try:
+            configs[name] = config_of(name, options.task, options.length, options.threads)
+        except ConfigError as error:
+            refused[name] = str(error)
+
+    rng = np.random.default_rng(0)
+    failed: dict[str, str] = {}
+    times = {name: np.full(options.rounds, np.nan) for name in configs}
+    memory = dict.fromkeys(configs, 0.0)
+    for turn in range(options.rounds):
+        for name in rng.permutation([name for name in configs if name not in failed]):
+            found = measure(configs[name], options.seconds)
+            if isinstance(found, str):
+                failed[name] = found
+                continue
+            times[name][turn] = found[0]
+            memory[name] = max(memory[name], found[1] / 2**20)
+            if memory[name] > options.mib:
+                failed[name] = f"took {memory[name]:.0f} MiB, more than {options.mib:g}"
+
+    about = f"{options.task}, length {options.length}, threads {options.threads}"
+    print(f"{about}: medians of {options.rounds} [quartiles]")
+    for name in configs:
+        if np.isnan(times[name]).all():
+            continue
+        quarters = np.nanpercentile(times[name] / times["nope"], [50, 25, 75])
+        ratio = "{:6.2f} [{:.2f}, {:.2f}] of nope".format(*quarters)
+        print(f"{name:24s} {np.nanmedian(times[name]):7.2f} s   {memory[name]:6.0f} MiB   {ratio}")
+    for name, reason in (refused | failed).items():
+        print(f"{name}: {reason}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

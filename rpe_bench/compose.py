@@ -166,7 +166,7 @@ def _judged_by_us(override: str) -> str:
             raise ConfigError(f"experiment={value}: one experiment at a time")
         return f"+experiment={value}"
     if key in ("results_dir", "start.run") and _PLAIN_PATH.fullmatch(value):
-        return f"++{key}={_quoted(value)}"
+        return f"++{key}={quoted(value)}"
     if key not in catalogue.GROUPS:
         return f"++{key}={value}"
     if value.startswith(("[", "{")):
@@ -176,7 +176,7 @@ def _judged_by_us(override: str) -> str:
     return f"{key}={value}"
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """Text as Hydra's grammar quotes it: a backslash is one, but for those before a quote."""
     return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value) + '"'
 
@@ -214,7 +214,7 @@ def explain(error: BaseException) -> str:
         given, reason = plain(error.override), _first_line(error)
         if re.match(r"\w+Exception:", reason):  # the parser's own, of a character that it has no word for
             key, _, value = given.partition("=")
-            return f"{given}: cannot be read; quote it: '{key}={_quoted(value)}'"
+            return f"{given}: cannot be read; quote it: '{key}={quoted(value)}'"
         return f"{given}: cannot be read: {reason}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.rpartition("/")

@@ -254,6 +254,15 @@ class Start(Section):
     """Its `Config.line`."""
 
 
+class LrSearch(Section):
+    """By what the learning rate of each encoding on each task is chosen: see lr_search.py."""
+
+    values: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    evaluation_seed: Seed = 1000
+    """Of the held-out examples that decide, which are not those that are reported on."""
+
+
 class Sweep(Section):
     workers: Positive | None
     """Jobs at once; null for as many as the cores allow."""
@@ -261,6 +270,7 @@ class Sweep(Section):
     force: bool = False
     dry_run: bool = False
     timeout_minutes: Annotated[float, Field(gt=0)] | None = None
+    lr_search: LrSearch | None = None
 
 
 class Config(Section):

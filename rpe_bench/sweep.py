@@ -266,7 +266,13 @@ def job(composed: DictConfig) -> None:
 
 
 def run_one(config: Config) -> int:
-    """Run what was asked for, unless it is finished; returns the exit status."""
+    """Run what was asked for, unless it is finished; returns the exit status.
+
+    Raises:
+        ConfigError: it cannot be run, or only within a sweep.
+    """
+    if config.sweep.lr_search is not None:
+        raise ConfigError("sweep.lr_search: goes with a sweep, of one job or more: rpe-bench run -m ...")
     if config.sweep.dry_run:
         return dry_run([Job([], config)])
     check_places([config])

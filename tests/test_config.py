@@ -107,6 +107,7 @@ SAME = {
     "sweep.force": True,
     "sweep.dry_run": True,
     "sweep.timeout_minutes": 3.0,
+    "sweep.lr_search": {"values": [0.1, 0.2], "seeds": [7]},
     "logger.name": "wandb",
     "logger.mode": "disabled",
     "logger.project": "other",

@@ -55,6 +55,7 @@ class ResumingSweeper(BasicSweeper):
         from rpe_bench.compose import judged_by_us, plain
         from rpe_bench.errors import ConfigError
         from rpe_bench.interrupts import raising
+        from rpe_bench.lr_search import run_searching
         from rpe_bench.sweep import Job, complaints, run_jobs
 
         assert self.launcher is not None
@@ -73,12 +74,17 @@ class ResumingSweeper(BasicSweeper):
         if errors:
             raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
-        if isinstance(self.launcher, PoolLauncher):
-            # Spares it to compose everything once more.
-            self.launcher.configs = {tuple(job.overrides): job.config for job in jobs}
         launcher = self.launcher
+
+        def launch(todo: list[Job]) -> None:
+            if isinstance(launcher, PoolLauncher):
+                # Spares it to compose everything once more.
+                launcher.configs = {tuple(job.overrides): job.config for job in todo}
+            launcher.launch([job.overrides for job in todo], initial_job_idx=0)
+
+        searches = any(job.config.sweep.lr_search for job in jobs)
         with raising():
-            status = run_jobs(jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0))
+            status = run_searching(jobs, launch) if searches else run_jobs(jobs, launch)
         if status:
             raise SystemExit(status)
 

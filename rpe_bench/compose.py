@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import hydra.version
@@ -171,9 +172,12 @@ def _judged_by_us(override: str) -> str:
         return f"++{key}={value}"
     if value.startswith(("[", "{")):
         raise ConfigError(f"{key}={value}: a run has one {key} (a sweep over several reads -m {key}=a,b)")
-    if re.fullmatch(r"[\w.+-]+", value) and not isinstance(yaml.safe_load(value), str):
-        return f"{key}='{value}'"  # a choice is a name, even if it reads like a number
-    return f"{key}={value}"
+    return f"{key}='{value}'" if _reads_like_a_number(value) else f"{key}={value}"  # a choice is a name all the same
+
+
+@cache
+def _reads_like_a_number(value: str) -> bool:
+    return re.fullmatch(r"[\w.+-]+", value) is not None and not isinstance(yaml.safe_load(value), str)
 
 
 def quoted(value: str) -> str:

@@ -9,6 +9,8 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -30,7 +32,8 @@ LARGEST = 2**31 - 1
 """Beyond any use, and yet no sum of a few such numbers leaves 64 bits."""
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
-Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+LARGEST_SEED = 2**32 - 1
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 """What one word of a random stream's key can hold; a larger one would be another key's words."""
 Id = Annotated[str, Field(pattern=r"^\w+$", max_length=64)]
 """Part of a run's id and of its path, whose last part may have 255 bytes."""
@@ -324,7 +327,7 @@ class Config(Section):
         config["task"] = {k: v for k, v in config["task"].items() if k not in places}
         return config | {"format": FORMAT}
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         digest = _digest(self.identity())
         return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-s{self.seed}-{digest}"
@@ -338,7 +341,13 @@ class Config(Section):
             identity["start"] = self.start.model_dump(include={"line", "encoding"})
         return f"{self.task.name}-{self.encoding.name}-{self.recipe.name}-{_digest(identity)}"
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("run_id", "run_dir"):  # of what it is a copy of
+            copied.__dict__.pop(name, None)
+        return copied
+
+    @cached_property
     def run_dir(self) -> Path:
         return self.results_dir / "runs" / self.run_id
 
@@ -428,6 +437,32 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if errors:
         raise ConfigError(*errors)
     return _fit(config)
+
+
+@dataclass
+class Resolver:
+    """`resolve`, for the many jobs of a sweep: those that differ in their seed alone are checked together.
+
+    Nothing that is checked depends on the seed but its own range.
+    """
+
+    _found: dict[str, Config | ConfigError] = field(default_factory=dict)
+
+    def __call__(self, raw: Mapping[str, Any]) -> Config:
+        """As `resolve`."""
+        seed = raw.get("seed")
+        if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
+            return resolve(raw)
+        key = repr({**raw, "seed": None})  # unlike JSON, tells 1 from 1.0 and from true
+        if key not in self._found:
+            try:
+                self._found[key] = resolve(raw)
+            except ConfigError as error:
+                self._found[key] = error
+        found = self._found[key]
+        if isinstance(found, ConfigError):
+            raise ConfigError(*found.errors)
+        return found.model_copy(update={"seed": seed})
 
 
 def _settled(recipe: Any) -> Any:

@@ -411,17 +411,23 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
             ]
     except KeyboardInterrupt:
         tell_ledger("sweep interrupted", todo)
-        finished = sum(is_finished(job.config) for job in unique)
+        finished = len(unique) - len(unfinished(plan))
         print(f"interrupted: {finished} of {len(unique)} finished; the same command runs the others", file=sys.stderr)
         return 130
     except BrokenExecutor as error:  # a worker that joblib's jobs share was killed, and took the others with it
         print(f"the launcher broke down: {one_line(error)}", file=sys.stderr)
     if todo:
         tell_ledger("sweep ended", todo)
-    failed = [job.config for job in unique if not is_finished(job.config)]
+    failed = unfinished(plan)
     if failed:
         print(f"{len(failed)} of {len(unique)} runs failed:", *map(describe_failure, failed), sep="\n", file=sys.stderr)
     return 1 if failed else 0
+
+
+def unfinished(plan: Plan) -> list[Config]:
+    """The runs that are not finished by now; those that were when it began are not looked at again."""
+    finished = {job.config.run_dir for job in plan.finished}
+    return [j.config for j in plan.all if j.config.run_dir not in finished and not is_finished(j.config)]
 
 
 def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
@@ -439,14 +445,16 @@ def dry_run(jobs: Sequence[Job]) -> int:
     """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
     plan = Plan.of(jobs)
     forced = [job for job in plan.finished if job.config.sweep.force]
-    plan.finished = [job for job in plan.finished if job not in forced]
+    plan.finished = [job for job in plan.finished if not job.config.sweep.force]
     plan.others += forced
     todo = plan.todo
     print(plan)
+    to_run, finished = ({job.config.run_dir for job in jobs} for jobs in (todo, plan.finished))
     for job in plan.all:
         record = record_of(job.config)
         about = "" if record.get("status") in (None, "finished") else f" ({record['status']} before)"
-        verb = "would run" if job in todo else "finished" if job in plan.finished else "would leave"
+        place = job.config.run_dir
+        verb = "would run" if place in to_run else "finished" if place in finished else "would leave"
         print(f"{verb:11}  {job.config.run_id}{about}")
     if todo:
         workers = workers_of([job.config for job in todo])

@@ -12,7 +12,8 @@ import yaml
 from support import encodings_for
 
 from rpe_bench import catalogue, make_encoding, make_task
-from rpe_bench.config import Config, ConfigError, EarlyStop, Recipe, resolve
+from rpe_bench import config as config_module
+from rpe_bench.config import Config, ConfigError, EarlyStop, Recipe, Resolver, resolve
 from rpe_bench.encodings.base import Encoding, Geometry
 
 MakeConfig = Callable[..., Config]
@@ -310,6 +311,38 @@ def test_published_runs_still_have_their_ids() -> None:
         chosen = {group: row[group] for group in ("task", "encoding", "recipe", "model")} | {"logger": "csv"}
         choices = {group: catalogue.read(group, name) for group, name in chosen.items()}
         assert resolve(raw | choices | {"seed": int(row["seed"])}).run_id == row["run_id"]
+
+
+def test_what_differs_in_its_seed_alone_is_checked_once(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = make_config("copy", "learned").as_dict()
+    others = [raw | {"seed": seed} for seed in (3, 4, True, "5", -1, 2**32, None, 3.0)]
+    others += [raw | {"threads": threads} for threads in (2, 2.0, True, 0, 0)]
+    expected = [outcome(resolve, given) for given in others]
+    checked = []
+    monkeypatch.setattr(config_module, "resolve", lambda given: checked.append(given) or resolve(given))
+    resolver = Resolver()
+    assert [outcome(resolver, given) for given in others] == expected
+    # Seeds that are wrong each time; threads=0 once.
+    assert len(checked) == 1 + 6 + 4
+
+
+def outcome(resolve_one: Callable[[dict[str, Any]], Config], raw: dict[str, Any]) -> Any:
+    try:
+        config = resolve_one(raw)
+    except ConfigError as error:
+        return error.errors
+    return config, config.run_id, config.run_dir
+
+
+def test_a_copy_has_an_id_of_its_own(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    place = config.run_dir
+    other = config.model_copy(update={"seed": 9})
+    assert other.run_id != config.run_id and other.run_dir != place
+    assert config.model_copy(update={"results_dir": tmp_path}).run_dir == tmp_path / "runs" / config.run_id
+    assert config == make_config() and config.run_id == resolve(config.as_dict()).run_id
 
 
 # What is refused

@@ -20,9 +20,11 @@ import pytest
 from support import finish
 
 from rpe_bench import sweep
+from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.record import Record
+from rpe_bench.schema import FORMAT
 from rpe_bench.sweep import Job, Progress, complaints, effort, run_jobs, run_one
 
 MakeConfig = Callable[..., Config]
@@ -473,6 +475,34 @@ def test_the_jobs_of_a_sweep_that_are_wrong_are_told_apart_by_what_differs() -> 
         "encoding=b seed=0: y",
         "2 of 60 jobs (first: encoding=c seed=0): z",
     ]
+
+
+def test_ten_thousand_finished_runs_are_found_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In seconds of this process, for which others on the machine do not count."""
+    monkeypatch.chdir(tmp_path)
+    encodings = "encoding=nope,sinusoidal,learned,rope,alibi,t5,kerple,fire"
+    command = ["run", "-m", encodings, "seed=range(1250)", "recipe=quick", "logger=csv"]
+    began = time.process_time()
+    assert main([*command, "sweep.dry_run=true"]) == 0
+    assert time.process_time() - began < 15
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "10000 jobs: 0 finished, 10000 to run"
+    run_ids = [line.split()[-1] for line in lines if line.startswith("would run ")]
+    assert len(set(run_ids)) == 10_000
+    (tmp_path / "eval.csv").write_text("\n")
+    record = json.dumps({"format": FORMAT, "status": "finished", "bytes": {"eval.csv": 1}})
+    for run_id in run_ids:
+        directory = f"{tmp_path}/results/runs/{run_id}"
+        os.makedirs(directory)
+        os.link("eval.csv", f"{directory}/eval.csv")
+        with open(f"{directory}/run.json", "w") as file:
+            file.write(record)
+    began = time.process_time()
+    assert main(command) == 0
+    assert time.process_time() - began < 15
+    assert capsys.readouterr().out == "10000 jobs: 10000 finished, 0 to run\n"
 
 
 # Progress

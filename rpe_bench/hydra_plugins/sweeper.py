@@ -52,23 +52,30 @@ class ResumingSweeper(BasicSweeper):
             SystemExit: some runs failed (status 1), or the sweep was interrupted (130).
         """
         from hydra_plugins.rpe_bench.launcher import PoolLauncher
-        from rpe_bench.compose import judged_by_us, plain
+        from rpe_bench.combinations import Combinations
+        from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
+        from rpe_bench.config import Resolver
         from rpe_bench.errors import ConfigError
         from rpe_bench.interrupts import raising
         from rpe_bench.lr_search import run_searching
         from rpe_bench.sweep import Job, complaints, run_jobs
 
-        assert self.launcher is not None
+        assert self.launcher is not None and self.hydra_context is not None and self.config is not None
         given = [plain(argument) for argument in arguments]
         products = [self._product(grid, given) for grid in self.grids or [{}]]
         combinations = [judged_by_us(combination) for product in products for combination in product]
         if len(combinations) > PATIENCE:
             print(f"checking {len(combinations)} jobs", file=sys.stderr, flush=True)
 
+        loader, config = self.hydra_context.config_loader, self.config
+        composed = Combinations(lambda overrides: loader.load_sweep_config(config, overrides))
+        resolved = Resolver()
         jobs, errors = [], {}
         for number, combination in enumerate(combinations):
             try:
-                jobs.append(Job(combination, self._resolve(combination)))
+                jobs.append(Job(combination, resolved(composed(combination))))
+            except COMPOSITION_ERRORS as error:
+                errors[number] = [explain(error)]
             except ConfigError as error:
                 errors[number] = error.errors
         if errors:
@@ -112,15 +119,3 @@ class ResumingSweeper(BasicSweeper):
             # A pattern means all that there are; `custom` is one only with a class of the user's.
             combinations = [combination for combination in combinations if "encoding=custom" not in combination]
         return combinations
-
-    def _resolve(self, overrides: list[str]) -> Any:
-        from rpe_bench.compose import COMPOSITION_ERRORS, as_data, explain
-        from rpe_bench.config import resolve
-        from rpe_bench.errors import ConfigError
-
-        assert self.hydra_context is not None and self.config is not None
-        try:
-            raw = as_data(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
-        except COMPOSITION_ERRORS as error:
-            raise ConfigError(explain(error)) from error
-        return resolve(raw)

@@ -1,0 +1,180 @@
+"""Jobs that are put together from what Hydra composed for others are what Hydra would have composed for them."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, OmegaConf
+
+from rpe_bench import compose
+from rpe_bench.combinations import Combinations
+from rpe_bench.compose import COMPOSITION_ERRORS, as_data, judged_by_us
+
+Hydra = Callable[[list[str]], DictConfig]
+
+
+@pytest.fixture(scope="module")
+def hydra() -> Iterator[Hydra]:
+    """Hydra's composition of a job, as the sweeper of a multirun has it."""
+    Plugins.instance()
+    from hydra_plugins.rpe_bench.sweeper import ResumingSweeper
+
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ResumingSweeper, "sweep", lambda sweeper, arguments: found.append(sweeper))
+        compose.compose(["-m", "seed=0,1"])
+    [sweeper] = found
+    yield lambda overrides: sweeper.hydra_context.config_loader.load_sweep_config(sweeper.config, overrides)
+
+
+VALUES = [
+    ["recipe.lr=1e-4", "recipe.lr=0.002", "recipe.lr=5"],
+    ["recipe.steps=7", "recipe.steps=${seed}"],
+    ["evaluation.lengths=[4,8]", "evaluation.lengths=null", "evaluation.lengths=[${seed}]"],
+    [
+        "encoding.base=500.0",
+        "encoding.extra=true",
+        "encoding.scaling={name:linear,factor:2.0}",
+        "encoding.scaling=null",
+    ],
+    ["results_dir='a, b'", "results_dir=$HOME", "results_dir=???"],
+    ["model.causal=true", "model.heads.of.what=1", "model=null", "model.name=007"],
+    ["logger.tags=[a,'b c']", "logger.tags={a:1}", "~logger.tags", "new.key.there='12'"],
+    ["experiment=extrapolation"],
+]
+CHOICES = [
+    ["encoding=rope", "encoding=t5", "encoding=custom"],
+    ["task=copy", "task=bytes"],
+    ["recipe=quick", "recipe=tutorial"],
+]
+
+
+def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    rng = random.Random(seed)
+    jobs: list[list[str]] = []
+    for _ in range(4):
+        values = [rng.choice(options) for options in rng.sample(VALUES, 3)]
+        for _ in range(3):
+            choices = [rng.choice(options) for options in CHOICES[: 1 + len(jobs) % 3]]
+            given = judged_by_us([*choices, *values])
+            jobs.append([*given, f"++seed={rng.choice([0, 3])}"] if rng.random() < 0.8 else given)
+    composed = Combinations(hydra)
+    for job in jobs:
+        try:
+            expected: Any = as_data(hydra(job))
+        except COMPOSITION_ERRORS as error:
+            expected = str(error)
+        try:
+            found: Any = composed(job)
+        except COMPOSITION_ERRORS as error:
+            found = str(error)
+        assert found == expected, job
+
+
+def test_what_is_wrong_is_said_as_by_hydra(hydra: Hydra) -> None:
+    composed = Combinations(hydra)
+    composed(["encoding=rope", "++seed=1"])
+    for job in (["encoding=rop", "++seed=1"], ["encoding=rope", "++seed=[1"], ["encoding=rope", "~sed", "++seed=1"]):
+        with pytest.raises(COMPOSITION_ERRORS) as by_hydra:
+            as_data(hydra(job))
+        for _ in range(2):
+            with pytest.raises(COMPOSITION_ERRORS) as found:
+                composed(job)
+            assert compose.explain(found.value) == compose.explain(by_hydra.value)
+
+
+# With a composition of our own, which counts
+
+
+FILES: dict[str, dict[str, Any]] = {
+    "encoding=a": {"encoding": {"name": "a", "base": 1.0, "more": {"x": 1}}},
+    "encoding=b": {"encoding": {"name": "b"}},
+    "encoding=reaching": {"encoding": {"name": "c"}, "model": {"dim": 9}},
+    "encoding=linked": {"encoding": {"name": "d", "base": "${seed}"}},
+    "encoding=open": {"encoding": {"name": "e", "base": "???"}},
+    "task=u": {"task": {"name": "u"}},
+    "task=v": {"task": {"name": "v"}},
+    "+experiment=e": {"recipe": {"lr": 7}},
+}
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, overrides: list[str]) -> DictConfig:
+        self.calls += 1
+        base: dict[str, Any] = {"seed": 0, "encoding": {}, "task": {}, "model": {"dim": 1}, "recipe": {"lr": 1}}
+        config = OmegaConf.create(base | {"hydra": {"job": 1}})
+        for override in overrides:
+            if override in FILES:
+                config = OmegaConf.merge(config, FILES[override])
+        for override in overrides:
+            if override not in FILES:
+                key, _, value = override.lstrip("+").partition("=")
+                OmegaConf.update(config, key, yaml.safe_load(value), merge=True, force_add=True)
+        assert isinstance(config, DictConfig)
+        return config
+
+
+def test_few_are_composed_for_many() -> None:
+    counting = Counting()
+    composed, alone = Combinations(counting), Counting()
+    jobs = [
+        [f"encoding={e}", f"task={t}", f"++recipe.lr={lr}", "++encoding.more.y=[1, 2]", f"++seed={seed}"]
+        for e in "ab"
+        for t in "uv"
+        for lr in range(5)
+        for seed in range(20)
+    ]
+    found = [composed(job) for job in jobs]
+    assert counting.calls == 4  # the choices of the first, each other choice alone, and the first as a whole
+    assert found == [as_data(alone(job)) for job in jobs]
+
+
+@pytest.mark.parametrize("choice", ["reaching", "linked", "open"])
+def test_a_choice_that_says_more_than_its_own_node(choice: str) -> None:
+    composed, alone = Combinations(Counting()), Counting()
+    for encoding in ("a", choice, "b"):
+        for task in "uv":
+            for seed in (3, 4):
+                job = [f"encoding={encoding}", f"task={task}", f"++seed={seed}"]
+                job += ["++encoding.base=5"] if choice == "open" else []
+                assert composed(job) == as_data(alone(job)), job
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["++recipe.lr=${seed}"],
+        ["++recipe.lr=1", "++recipe.lr=2"],
+        ["++encoding={name: z}"],
+        ["++encoding.more={z: 1}"],
+        ["++recipe.lr.deeper=1"],
+        ["++seed=5"],
+        ["++recipe={lr: 3}", "++recipe.lr=4", "+experiment=e"],
+    ],
+)
+def test_a_value_that_is_more_than_a_value(given: list[str]) -> None:
+    composed, alone = Combinations(Counting()), Counting()
+    for seed in (3, 4):
+        job = ["encoding=a", *given, f"++seed={seed}"]
+        assert composed(job) == as_data(alone(job))
+
+
+def test_where_what_is_put_together_is_wrong_hydra_is_asked() -> None:
+    counting = Counting()
+
+    def odd(overrides: list[str]) -> DictConfig:  # a value that is not what the override says
+        config = counting(overrides)
+        config.recipe.lr = 10 * config.recipe.lr
+        return config
+
+    composed = Combinations(odd)
+    for lr in (2, 3):
+        assert composed(["encoding=a", f"++recipe.lr={lr}", "++seed=1"])["recipe"]["lr"] == 10 * lr

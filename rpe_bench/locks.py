@@ -29,6 +29,9 @@ BEAT = 10.0
 """Seconds between two beats."""
 STALE = 120.0
 """Seconds without a beat after which a process on another host is dead; a shared file system may show one 60 s late."""
+FORGOTTEN = 86400.0
+"""Seconds after which nobody, on whatever host, is still about to make or remove a lock: it takes milliseconds."""
+GUARD = ".guard"
 
 
 class Held(Exception):
@@ -98,16 +101,24 @@ class Watch:
 
 
 def clear(results_dir: Path) -> None:
-    """Remove the locks of dead processes of this host, such as of one killed between a run's end and its lock's."""
+    """Remove the locks of dead processes of this host, such as of one killed between a run's end and its lock's.
+
+    So too what is a lock no more, or not yet, of a process that was killed as it took or removed one.
+    """
     with suppress(OSError):  # no locks yet, or a place that is only to be looked at
         for name in os.listdir(results_dir / "locks"):
+            path = lock_path(results_dir, name)
             if not name.startswith("."):
-                Watch().is_held(lock_path(results_dir, name))
+                Watch().is_held(path)
+            elif name != GUARD and (seen := look(path)) is not None:
+                forgotten = abs(time.time() - seen.beat / 1e9) > FORGOTTEN
+                if seen.is_dead or forgotten:
+                    path.unlink(missing_ok=True)
 
 
 def _remove(path: Path, dead: Seen) -> bool:
     """Remove the lock of a dead process, unless someone else was quicker: whether nobody has it now."""
-    with (path.parent / ".guard").open("w") as guard:
+    with (path.parent / GUARD).open("w") as guard:
         # One at a time, or the second might remove the lock of the first. Where a shared file system cannot do that for
         # all its hosts, the second is at least to notice.
         with suppress(OSError):

@@ -265,9 +265,11 @@ def put_in_place(config: Config) -> None:
     Where that was cut short, calling it once more completes it.
     """
     new, place = config.results_dir / "again" / config.run_id, config.run_dir
-    if not is_whole(new):
-        return
     old = new.with_name(f"{new.name}.old")
+    if not is_whole(new):
+        if old.exists():  # killed once the new one was in its place; or what should have come there was damaged since
+            shutil.rmtree(old) if place.exists() else old.rename(place)
+        return
     if place.exists():
         shutil.rmtree(old, ignore_errors=True)
         place.rename(old)

@@ -4,7 +4,9 @@ What became of a run is read from its run.json alone, whoever ran it.
 """
 
 import contextlib
+import csv
 import ctypes
+import hashlib
 import importlib
 import json
 import math
@@ -243,7 +245,11 @@ def _attempt(config: Config, work: Callable[[Config], None]) -> bool:
         try:
             work(config)
         except KeyboardInterrupt as error:
-            ledger.append(config.results_dir, "interrupted", run_id=config.run_id, reason=str(error))
+            put_in_place(config)
+            if is_finished(config):  # it came at the very last moment
+                _tell_finished(config, began)
+            else:
+                ledger.append(config.results_dir, "interrupted", run_id=config.run_id, reason=str(error))
             raise
         except (Exception, SystemExit) as error:  # whatever goes wrong in a run is a result: the other runs go on
             if isinstance(error, SystemExit) or not has_ended(config, before):
@@ -254,9 +260,13 @@ def _attempt(config: Config, work: Callable[[Config], None]) -> bool:
                 ledger.append(config.results_dir, "failed", run_id=config.run_id, reason=one_line(error))
             return False
         if finished := is_finished(config):
-            seconds = round(time.monotonic() - began, 3)
-            ledger.append(config.results_dir, "finished", run_id=config.run_id, seconds=seconds)
+            _tell_finished(config, began)
         return finished
+
+
+def _tell_finished(config: Config, began: float) -> None:
+    seconds = round(time.monotonic() - began, 3)
+    ledger.append(config.results_dir, "finished", run_id=config.run_id, seconds=seconds)
 
 
 def job(composed: DictConfig) -> None:
@@ -275,10 +285,11 @@ def run_one(config: Config) -> int:
         raise ConfigError("sweep.lr_search: goes with a sweep, of one job or more: rpe-bench run -m ...")
     if config.sweep.dry_run:
         return dry_run([Job([], config)])
-    check_places([config])
     if is_finished(config) and not config.sweep.force:
         print(f"{config.run_id}: finished already, in {config.run_dir}")
         return 0
+    check_places([config])
+    tidy([config])
     if not config.sweep.retry_failed and record_of(config).get("status") == "failed":
         print(f"{describe_failure(config)}; sweep.retry_failed=true tries it again", file=sys.stderr)
         return 1
@@ -290,23 +301,48 @@ def run_one(config: Config) -> int:
             print(f"{config.run_id}: finished by another process, in {config.run_dir}")
             return 0
         print(f"{config.run_id}: started, in {config.run_dir}", flush=True)
-        if not attempt(config, partial(perform, tell=tell_on_terminal)):
-            print(describe_failure(config), file=sys.stderr)
-            return 1
+        if config.sweep.timeout_minutes is None:
+            attempt(config, partial(perform, tell=tell_on_terminal))
+        else:
+            run_pool([config])  # what hangs cannot end itself
     except Held as error:  # by one who came in between
         print(f"{config.run_id}: is being run by {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        if str(error).startswith("interrupted at step"):
-            print(f"{config.run_id}: {error}; the same command goes on from there", file=sys.stderr)
-        else:
-            print(f"{config.run_id}: interrupted; the same command takes it up again", file=sys.stderr)
-        return 130
+        if not is_finished(config):
+            reason = str(error) if config.sweep.timeout_minutes is None else reason_of(record_of(config))
+            if reason.startswith("interrupted at step"):
+                print(f"{config.run_id}: {reason}; the same command goes on from there", file=sys.stderr)
+            else:
+                print(f"{config.run_id}: interrupted; the same command takes it up again", file=sys.stderr)
+            return 130
     finally:
         signal.signal(signal.SIGTERM, terminate)
         tell_on_terminal("")
+    if not is_finished(config):
+        print(describe_failure(config), file=sys.stderr)
+        return 1
+    unmark([config])
     print(f"{config.run_id}: finished, in {config.run_dir}")
+    print(accuracies(config))
     return 0
+
+
+def accuracies(config: Config) -> str:
+    """What a finished run came to, on one line: token accuracy at the training length and at the longest."""
+
+    def column(table: str, name: str) -> dict[int, float]:
+        with (config.run_dir / f"{table}.csv").open(newline="") as file:
+            return {int(row["length"]): float(row[name]) for row in csv.DictReader(file)}
+
+    found, chance = column("eval", "token_accuracy"), column("baselines", "chance")
+    trained, longest = config.recipe.train_length, max(found)
+    parts = [
+        f"{found[length]:.3f} at {what} {length} (chance {chance[length]:.3f})"
+        for length, what in {longest: "the longest length", trained: "the training length"}.items()
+        if length in found
+    ]
+    return f"token accuracy {', '.join(reversed(parts))}"
 
 
 def wait_for_others(configs: Sequence[Config]) -> None:
@@ -327,16 +363,58 @@ def tell_on_terminal(line: str) -> None:
         print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def mark(configs: Iterable[Config]) -> None:
+def mark(configs: Sequence[Config]) -> None:
     """Give each finished run that `sweep.force` wants once more a place beside it, from where it will replace it.
 
-    Where such places are left, of a sweep that was cut short, it goes on with those alone.
+    A request that was cut short goes on with the places that it has left. Which were its own is known by a file that is
+    there for as long as any of them is: places of another request do not stand for this one's.
     """
-    forced = [config for config in configs if config.sweep.force and is_whole(config.run_dir)]
-    if any(config.work_dir.exists() for config in forced):
-        return
-    for config in forced:
-        config.work_dir.mkdir(parents=True, exist_ok=True)  # another sweep may want it too
+    for forced in _forced(configs):
+        request = _request(forced)
+        if request.exists() and any(config.work_dir.exists() for config in forced):
+            continue
+        for config in forced:
+            if is_whole(config.run_dir):
+                config.work_dir.mkdir(parents=True, exist_ok=True)  # another sweep may want it too
+        if request.parent.exists():
+            write_text(request, json.dumps([config.run_id for config in forced]) + "\n")
+
+
+def unmark(configs: Sequence[Config]) -> None:
+    """Remove what says that a request under `sweep.force` was begun, once all its places have been taken."""
+    for forced in _forced(configs):
+        if not any(config.work_dir.exists() for config in forced):
+            _request(forced).unlink(missing_ok=True)
+
+
+def _forced(configs: Sequence[Config]) -> list[list[Config]]:
+    """Those under `sweep.force`, by their results directory."""
+    by_place: dict[Path, list[Config]] = {}
+    for config in configs:
+        if config.sweep.force:
+            by_place.setdefault(config.results_dir, []).append(config)
+    return list(by_place.values())
+
+
+def _request(forced: Sequence[Config]) -> Path:
+    digest = hashlib.sha256("\n".join(sorted({config.run_id for config in forced})).encode()).hexdigest()[:16]
+    return forced[0].results_dir / "again" / f"{digest}.json"
+
+
+def tidy(configs: Sequence[Config]) -> None:
+    """Remove what killed processes have left behind: their locks, and runs that others have already replaced."""
+    by_id = {config.run_id: config for config in configs}
+    for place in dict.fromkeys(config.results_dir for config in configs):
+        clear(place)
+        for old in (place / "again").glob("*.old"):
+            config = by_id.get(old.stem)
+            if config is not None and config.results_dir == place:
+                with contextlib.suppress(Held, OSError), hold(lock_of(config)):
+                    put_in_place(config)
+        for request in (place / "again").glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                if not any((place / "again" / run_id).exists() for run_id in json.loads(request.read_text())):
+                    request.unlink()
 
 
 @dataclass
@@ -387,14 +465,18 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
     if jobs[0].config.sweep.dry_run:
         return dry_run(jobs)
-    check_places([job.config for job in jobs])
-    for place in dict.fromkeys(job.config.results_dir for job in jobs):
-        clear(place)
-    mark(job.config for job in jobs)
+    configs = [job.config for job in jobs]
     plan = Plan.of(jobs)
+    if plan.todo or any(config.sweep.force for config in configs):
+        # Where nothing is to be run, nothing needs to be written: a place that can only be read is as good as another.
+        check_places(configs)
+        mark(configs)
+        plan = Plan.of(jobs)
+    tidy(configs)
     print(plan, flush=True)
     unique, todo = plan.all, plan.todo
-    tell_ledger("sweep", todo)
+    if todo:
+        tell_ledger("sweep", todo)
     try:
         before = [record_of(job.config) for job in todo]
         remaining = todo
@@ -418,6 +500,7 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
         print(f"the launcher broke down: {one_line(error)}", file=sys.stderr)
     if todo:
         tell_ledger("sweep ended", todo)
+        unmark(configs)
     failed = unfinished(plan)
     if failed:
         print(f"{len(failed)} of {len(unique)} runs failed:", *map(describe_failure, failed), sep="\n", file=sys.stderr)
@@ -499,8 +582,20 @@ def _read_config(path: Path) -> Config | None:
 
 
 def workers_of(configs: Sequence[Config]) -> int:
-    """How many runs go on at once in the pool."""
-    return configs[0].sweep.workers or max(1, available_cores() // configs[0].threads)
+    """How many runs go on at once in the pool: by default one for each GPU, or as many as the cores allow."""
+    if configs[0].sweep.workers is not None:
+        return configs[0].sweep.workers
+    return len(gpus_of(configs)) or max(1, available_cores() // configs[0].threads)
+
+
+def gpus_of(configs: Sequence[Config]) -> list[str]:
+    """The GPUs that runs are spread over, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU."""
+    if configs[0].device != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",")]
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 # The pool
@@ -520,6 +615,7 @@ class Worker:
     started: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     """When it was told to end, having run for too long."""
+    gpu: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -555,7 +651,9 @@ def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform
     """
     _import_all(configs)
     configs = [as_marked(config) for config in configs]
-    limit = workers_of(configs)
+    limit, gpus = workers_of(configs), gpus_of(configs)
+    if (threads := limit * configs[0].threads) > (cores := available_cores()):
+        print(f"rpe-bench: {limit} runs at once have {threads} threads on {cores} cores", file=sys.stderr, flush=True)
     waiting = deque((config, effort(config)) for config in configs)
     progress = Progress(len(waiting), sum(effort for _, effort in waiting), limit)
     running: list[Worker] = []
@@ -577,7 +675,9 @@ def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform
                 elif not config.sweep.force and is_finished(config):
                     progress.found(config, weight, finished=True)
                 else:
-                    running.append(_start(config, weight, before, work))
+                    busy = [worker.gpu for worker in running]
+                    gpu = min(gpus, key=busy.count) if gpus else None
+                    running.append(_start(config, weight, before, work, gpu))
                     progress.began(running[-1])
             if elsewhere and time.monotonic() - looked > POLL:
                 looked = time.monotonic()
@@ -612,7 +712,7 @@ def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform
                     elsewhere[worker.config.run_dir] = worker.config, worker.effort, worker.before
                     continue
                 progress.say(_settle(worker))
-                progress.ended(worker, running)
+                progress.ended(worker)
                 if waiting and (reason := _out_of_room(worker.config)):
                     progress.say(
                         [f"{reason}; {len(waiting)} are not started, and the same command goes on once it can"]
@@ -662,14 +762,19 @@ def _import_all(configs: Sequence[Config]) -> None:
         preload()
 
 
-def _start(config: Config, effort: float, before: dict[str, Any], work: Callable[[Config], None]) -> Worker:
+def _start(
+    config: Config, effort: float, before: dict[str, Any], work: Callable[[Config], None], gpu: str | None
+) -> Worker:
     output = tempfile.TemporaryFile()
-    process = multiprocessing.get_context("fork").Process(target=_run_in_child, args=(config, work, output.fileno()))
+    arguments = (config, work, output.fileno(), gpu)
+    process = multiprocessing.get_context("fork").Process(target=_run_in_child, args=arguments)
     process.start()  # while STOPS are blocked: it must not see a Ctrl-C before it has learnt to ignore it
-    return Worker(config, process, output, before, effort)
+    return Worker(config, process, output, before, effort, gpu=gpu)
 
 
-def _run_in_child(config: Config, work: Callable[[Config], None], output: int) -> None:
+def _run_in_child(config: Config, work: Callable[[Config], None], output: int, gpu: str | None) -> None:
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # CUDA reads it when it starts, which is here
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -782,8 +887,8 @@ class Progress:
         """Effort of the runs that have finished, and the seconds they took."""
         self.began_at = time.monotonic()
         self.live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        if not self.live:
-            print(self.line([]), file=sys.stderr, flush=True)
+        self.news: list[str] = [] if self.live else [""]
+        """Runs that have ended and are yet to be told of, where no line is renewed; at the start, none."""
 
     def began(self, worker: Worker) -> None:
         """Count a run that has begun."""
@@ -801,10 +906,9 @@ class Progress:
         else:
             self.failed += 1
         if not self.live:
-            outcome = "finished" if finished else "failed"
-            print(f"{self.line([])}; {config.run_id} {outcome} elsewhere", file=sys.stderr, flush=True)
+            self.news.append(f"; {config.run_id} {'finished' if finished else 'failed'} elsewhere")
 
-    def ended(self, worker: Worker, running: Sequence[Worker]) -> None:
+    def ended(self, worker: Worker) -> None:
         """Count a run whose process has ended."""
         finished = is_finished(worker.config)
         if finished:
@@ -814,11 +918,13 @@ class Progress:
         else:
             self.failed += 1
         if not self.live:
-            outcome = "finished" if finished else "failed"
-            print(f"{self.line(running)}; {worker.config.run_id} {outcome}", file=sys.stderr, flush=True)
+            self.news.append(f"; {worker.config.run_id} {'finished' if finished else 'failed'}")
 
     def show(self, running: Sequence[Worker]) -> None:
-        """Renew the line of a terminal."""
+        """Renew the line of a terminal; elsewhere tell of the runs that have ended since, with what runs by now."""
+        for news in self.news:
+            print(f"{self.line(running)}{news}", file=sys.stderr, flush=True)
+        self.news.clear()
         if self.live:
             # Narrower than the terminal: a line that wraps could not be written over.
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -10,7 +10,8 @@ from rpe_bench import catalogue
 from rpe_bench.components import build_encodings, load_class, make_encoding
 from rpe_bench.config import Config
 from rpe_bench.encodings.base import Context, Encoding, Geometry
-from rpe_bench.schema import FORMAT
+from rpe_bench.record import to_csv
+from rpe_bench.schema import FORMAT, TABLES
 
 VOCABULARY = 64
 
@@ -122,7 +123,11 @@ def encodings_for(task: str) -> list[str]:
 
 
 def finish(config: Config) -> None:
-    """Leave what counts as a finished run."""
+    """Leave what counts as a finished run, with the tables that are looked at once it is."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
+    assert config.evaluation.lengths is not None
+    for name in ("eval", "baselines"):
+        rows = [dict.fromkeys(TABLES[name], 0.25) | {"length": length} for length in config.evaluation.lengths]
+        (config.run_dir / f"{name}.csv").write_text(to_csv(TABLES[name], rows))
     record = {"status": "finished", "format": FORMAT, "bytes": {}}
     (config.run_dir / "run.json").write_text(json.dumps(record))

@@ -364,6 +364,11 @@ def test_where_nothing_can_be_written_any_more_the_sweep_stops_and_goes_on_later
     second = start(runs)
     assert second.end() == 0, second.said
     assert tables(runs) == tables(reference)
+    if trouble == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        third = start(runs)
+        assert third.end() == 0, third.said
+        assert third.said == "6 jobs: 6 finished, 0 to run\n"
 
 
 # Damage

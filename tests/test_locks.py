@@ -81,6 +81,24 @@ def test_what_the_killed_have_left_is_cleared(path: Path, tmp_path: Path) -> Non
         assert not path.exists() and far.exists() and mine.exists()
 
 
+def test_what_the_killed_have_left_of_a_lock_is_cleared_too(path: Path, tmp_path: Path) -> None:
+    mine = {"pid": os.getpid(), "machine": machine(), "started": start_of(os.getpid())}
+    contents = {
+        ".dead.1": mine | {"started": 0},
+        ".mine.1": mine,
+        ".far.1": {"machine": "far"},
+        ".old.1": {"machine": "far"},
+        locks.GUARD: {},
+    }
+    path.parent.mkdir(parents=True)
+    for name, owner in contents.items():
+        (path.parent / name).write_text(json.dumps(owner))
+    for name in (".old.1", locks.GUARD):
+        os.utime(path.parent / name, (0, 0))
+    locks.clear(tmp_path / "results")
+    assert {file.name for file in path.parent.iterdir()} == {".mine.1", ".far.1", locks.GUARD}
+
+
 def test_another_process_with_the_same_number_is_not_the_holder(path: Path) -> None:
     me = os.getpid()
     started = start_of(me)

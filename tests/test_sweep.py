@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import finish
 
-from rpe_bench import sweep
+from rpe_bench import ledger, sweep
 from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
-from rpe_bench.record import Record
+from rpe_bench.record import Record, put_in_place
 from rpe_bench.schema import FORMAT
 from rpe_bench.sweep import Job, Progress, complaints, effort, run_jobs, run_one
 
@@ -98,7 +101,7 @@ def test_runs_do_not_harm_each_other_and_only_what_is_left_is_run_again(
     assert first.returncode == 1
     assert first.stdout == "6 jobs: 0 finished, 6 to run\n"
     progress, failures = first.stderr.splitlines()[:7], first.stderr.splitlines()[7:]
-    assert progress[0] == "0/6 done, 0 running, 0 failed, ETA unknown until a run has finished"
+    assert progress[0] == "0/6 done, 2 running, 0 failed, ETA unknown until a run has finished"
     assert progress[-1].startswith("2/6 done, 4 failed, took ")
     assert failures[0] == "4 of 6 runs failed:"
     reasons = [
@@ -354,9 +357,10 @@ def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, caps
 def test_two_may_force_a_run_at_the_same_moment(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(overrides={"sweep.force": True})
     monkeypatch.setattr(sweep, "is_whole", lambda directory: True)
-    monkeypatch.setattr(Path, "exists", lambda path: False)  # when they look
-    sweep.mark([config])
-    sweep.mark([config])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", lambda path: False)  # when they look
+        sweep.mark([config])
+        sweep.mark([config])
     assert config.work_dir.is_dir()
 
 
@@ -373,7 +377,48 @@ def test_one_run_waits_for_another_process_that_is_at_it(
     assert run_one(config) == 0
     out, err = capsys.readouterr()
     assert err == f"{config.run_id}: waiting for process 7 on far\n"
-    assert out.splitlines()[-1] == f"{config.run_id}: finished, in {config.run_dir}"
+    assert out.splitlines()[-2:] == [
+        f"{config.run_id}: finished, in {config.run_dir}",
+        "token accuracy 0.250 at the training length 16 (chance 0.250), 0.250 at the longest length 32 (chance 0.250)",
+    ]
+
+
+def test_a_run_at_its_training_length_alone_has_one_accuracy(make_config: MakeConfig) -> None:
+    for lengths, said in (([16], "the training length 16"), ([24], "the longest length 24")):
+        config = make_config(overrides={"evaluation.lengths": lengths})
+        finish(config)
+        assert sweep.accuracies(config) == f"token accuracy 0.250 at {said} (chance 0.250)"
+
+
+def test_one_run_that_hangs_is_ended(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(overrides={"sweep.timeout_minutes": 0.005})
+    monkeypatch.setattr("rpe_bench.run.execute", lambda config, tell: time.sleep(600))
+    assert run_one(config) == 1
+    assert "Timeout: took longer than sweep.timeout_minutes=0.005" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setattr("rpe_bench.run.execute", lambda config, tell: finish(config))
+    assert run_one(make_config(overrides={"sweep.timeout_minutes": 5.0})) == 0
+
+
+def test_a_launcher_that_cannot_end_a_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    assert main(["run", "-m", "hydra/launcher=joblib", "sweep.timeout_minutes=1"]) == 2
+    said = "error: sweep.timeout_minutes: is kept by hydra/launcher=pool alone, and not by JoblibLauncher\n"
+    assert capsys.readouterr().err == said
+
+
+def test_an_interrupt_at_the_very_last_moment_leaves_a_finished_run(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(config: Config, tell: object) -> None:
+        finish(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rpe_bench.run.execute", execute)
+    assert run_one(make_config()) == 0
+    assert capsys.readouterr().err == ""
+    assert [entry["event"] for entry in ledger.read(tmp_path / "results")] == ["started", "finished"]
 
 
 def test_the_same_run_in_two_places_is_two_jobs(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -460,6 +505,63 @@ def test_a_finished_run_is_not_run_again(
     assert capsys.readouterr().out == f"{config.run_id}: finished already, in {config.run_dir}\n"
 
 
+def test_where_all_is_finished_nothing_is_written(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config()
+    finish(config)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(sweep, "check_writable", lambda place: pytest.fail("tried to write"))
+    assert run_jobs([Job([], config)], lambda todo: pytest.fail("started")) == 0
+    assert run_one(config) == 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_force_replaces_is_what_this_request_was_for(make_config: MakeConfig, tmp_path: Path) -> None:
+    """One that was cut short goes on with what it has left; another one starts with all that it asks for."""
+    configs = [make_config(overrides={"seed": seed, "sweep.force": True}) for seed in range(3)]
+    for config in configs:
+        finish(config.model_copy(update={"sweep": config.sweep.model_copy(update={"force": False})}))
+
+    def forced(which: list[int], fails: tuple[int, ...] = ()) -> list[int]:
+        done = []
+
+        def launch(todo: list[Job]) -> None:
+            for job in todo:
+                done.append(job.config.seed)
+                if job.config.seed not in fails:
+                    shutil.copytree(job.config.run_dir, job.config.work_dir, dirs_exist_ok=True)
+                    put_in_place(job.config)
+
+        assert run_jobs([Job([], configs[number]) for number in which], launch) == (1 if fails else 0)
+        return done
+
+    again = tmp_path / "results" / "again"
+    assert forced([0, 1], fails=(1,)) == [0, 1]
+    assert forced([0, 1, 2], fails=(2,)) == [0, 1, 2]
+    assert forced([0, 1]) == [0, 1]  # what the other has left is not what this one had left
+    assert [path.name for path in again.iterdir() if path.is_dir()] == [configs[2].run_id]
+    assert forced([2, 1, 0]) == [2]
+    assert list(again.iterdir()) == []
+    assert forced([0, 1, 2]) == [0, 1, 2]
+    assert list(again.iterdir()) == []
+
+
+def test_what_a_killed_replacement_left_is_removed_or_put_back(make_config: MakeConfig, tmp_path: Path) -> None:
+    replaced, lost = (make_config(overrides={"seed": seed}) for seed in range(2))
+    again = tmp_path / "results" / "again"
+    again.mkdir(parents=True)
+    (again / "1234.json").write_text("[]")  # of a request that was killed after its last replacement
+    for config in (replaced, lost):
+        finish(config)
+        shutil.copytree(config.run_dir, again / f"{config.run_id}.old")
+    shutil.rmtree(lost.run_dir)
+    assert run_jobs([Job([], replaced)], lambda todo: pytest.fail("started")) == 0
+    assert [path.name for path in again.iterdir()] == [f"{lost.run_id}.old"]
+    assert run_jobs([Job([], lost)], lambda todo: [sweep.attempt(job.config) for job in todo]) == 0
+    assert list(again.iterdir()) == [] and sweep.is_finished(lost)
+
+
 def test_the_jobs_of_a_sweep_that_are_wrong_are_told_apart_by_what_differs() -> None:
     jobs = [[f"encoding={e}", f"seed={s}", "tsk=1"] for e in "abc" for s in range(20)]
     assert complaints(jobs[:1], {0: ["x", "x"]}) == ["x"]
@@ -540,6 +642,48 @@ def test_a_terminal_gets_what_it_can_show(
         assert shown == "0/3 done, 0 running, 0 failed, ETA unknown until a run has finished\nnews\n"
     else:
         assert shown == "\r0/3 done, 0 running\x1b[K\rnews\x1b[K\n"
+
+
+def test_what_is_said_to_run_does(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line counts those that have started by then, and not only those that were left when another ended."""
+    configs = [make_config(overrides={"seed": seed, "sweep.workers": 2}) for seed in range(4)]
+    sweep.run_pool(configs, finish)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    for line in lines[:-1]:
+        found = re.match(r"(\d)/4 done, (?:(\d) running, )?0 failed", line)
+        assert found is not None and int(found[2] or 0) == min(2, 4 - int(found[1])), line
+
+
+@pytest.mark.parametrize(("workers", "shares"), [(None, [1, 1]), (4, [2, 2])])
+def test_jobs_are_spread_over_the_gpus(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int | None, shares: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    overrides = {"device": "cuda", "sweep.workers": workers}
+    configs = [make_config(overrides=overrides | {"seed": seed}) for seed in range(sum(shares))]
+
+    def work(config: Config) -> None:
+        (tmp_path / f"{os.environ['CUDA_VISIBLE_DEVICES']}-{config.seed}").touch()
+        while len(list(tmp_path.glob("[35]-*"))) < len(configs):  # all of them at once
+            time.sleep(0.01)
+        finish(config)
+
+    sweep.run_pool(configs, work)
+    assert [len(list(tmp_path.glob(f"{gpu}-*"))) for gpu in (3, 5)] == shares
+    assert sweep.workers_of(configs) == sum(shares)
+    assert sweep.gpus_of([make_config()]) == []
+
+
+def test_more_threads_than_cores_are_remarked_on(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "available_cores", lambda: 4)
+    for threads in (2, 3):
+        sweep.run_pool([make_config(overrides={"sweep.workers": 2, "threads": threads})], finish)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rpe-bench")]
+    assert said == ["rpe-bench: 2 runs at once have 6 threads on 4 cores"]
 
 
 def test_cores_are_those_of_the_container_too(monkeypatch: pytest.MonkeyPatch) -> None:

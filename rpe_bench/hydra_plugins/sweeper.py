@@ -82,6 +82,9 @@ class ResumingSweeper(BasicSweeper):
             raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
         launcher = self.launcher
+        if not isinstance(launcher, PoolLauncher) and any(job.config.sweep.timeout_minutes for job in jobs):
+            name = type(launcher).__name__
+            raise ConfigError(f"sweep.timeout_minutes: is kept by hydra/launcher=pool alone, and not by {name}")
 
         def launch(todo: list[Job]) -> None:
             if isinstance(launcher, PoolLauncher):

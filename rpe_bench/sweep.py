@@ -371,7 +371,7 @@ def mark(configs: Sequence[Config]) -> None:
     """
     for forced in _forced(configs):
         request = _request(forced)
-        if request.exists() and any(config.work_dir.exists() for config in forced):
+        if _is_begun(forced):
             continue
         for config in forced:
             if is_whole(config.run_dir):
@@ -394,6 +394,11 @@ def _forced(configs: Sequence[Config]) -> list[list[Config]]:
         if config.sweep.force:
             by_place.setdefault(config.results_dir, []).append(config)
     return list(by_place.values())
+
+
+def _is_begun(forced: Sequence[Config]) -> bool:
+    """Whether this request was cut short, and has places left."""
+    return _request(forced).exists() and any(config.work_dir.exists() for config in forced)
 
 
 def _request(forced: Sequence[Config]) -> Path:
@@ -527,9 +532,10 @@ def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
 def dry_run(jobs: Sequence[Job]) -> int:
     """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
     plan = Plan.of(jobs)
-    forced = [job for job in plan.finished if job.config.sweep.force]
-    plan.finished = [job for job in plan.finished if not job.config.sweep.force]
-    plan.others += forced
+    by_request = _forced([job.config for job in jobs])
+    anew = {config.run_dir for forced in by_request if not _is_begun(forced) for config in forced}
+    plan.others += [job for job in plan.finished if job.config.run_dir in anew]
+    plan.finished = [job for job in plan.finished if job.config.run_dir not in anew]
     todo = plan.todo
     print(plan)
     to_run, finished = ({job.config.run_dir for job in jobs} for jobs in (todo, plan.finished))

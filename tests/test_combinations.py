@@ -167,6 +167,17 @@ def test_a_value_that_is_more_than_a_value(given: list[str]) -> None:
         assert composed(job) == as_data(alone(job))
 
 
+def test_a_list_in_the_place_of_a_group_of_keys_is_left_to_hydra() -> None:
+    """Though a number there was put together rightly, and so would other lists have been."""
+    composed, alone = Combinations(Counting()), Counting()
+    number, numbers = (["encoding=a", f"++encoding.more={value}", "++seed=1"] for value in ("5", "[1, 2]"))
+    assert composed(number) == as_data(alone(number))
+    with pytest.raises(Exception) as by_hydra:
+        alone(numbers)
+    with pytest.raises(type(by_hydra.value)):
+        composed(numbers)
+
+
 def test_where_what_is_put_together_is_wrong_hydra_is_asked() -> None:
     counting = Counting()
 

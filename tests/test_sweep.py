@@ -517,7 +517,9 @@ def test_where_all_is_finished_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_force_replaces_is_what_this_request_was_for(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_what_force_replaces_is_what_this_request_was_for(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that was cut short goes on with what it has left; another one starts with all that it asks for."""
     configs = [make_config(overrides={"seed": seed, "sweep.force": True}) for seed in range(3)]
     for config in configs:
@@ -539,6 +541,11 @@ def test_what_force_replaces_is_what_this_request_was_for(make_config: MakeConfi
     again = tmp_path / "results" / "again"
     assert forced([0, 1], fails=(1,)) == [0, 1]
     assert forced([0, 1, 2], fails=(2,)) == [0, 1, 2]
+    for which, said in (([0, 1, 2], "3 jobs: 2 finished, 1 to run"), ([2, 1], "2 jobs: 0 finished, 2 to run")):
+        dry = {"sweep.force": True, "sweep.dry_run": True}
+        capsys.readouterr()
+        run_jobs([Job([], make_config(overrides=dry | {"seed": seed})) for seed in which], pytest.fail)
+        assert capsys.readouterr().out.splitlines()[0] == said
     assert forced([0, 1]) == [0, 1]  # what the other has left is not what this one had left
     assert [path.name for path in again.iterdir() if path.is_dir()] == [configs[2].run_id]
     assert forced([2, 1, 0]) == [2]

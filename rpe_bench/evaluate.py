@@ -36,6 +36,7 @@ class Scores:
     evaluation: dict[str, float]
     positions: list[dict[str, float]] = field(default_factory=list)
     slices: list[dict[str, float | str]] = field(default_factory=list)
+    examples: list[dict[str, float]] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
 
 
@@ -73,7 +74,8 @@ def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tens
     free-running greedy decoding agree on it: the first error comes at the same place, since everything before it is the
     same.
     """
-    exact_match = float((right | ~scored).all(-1).double().mean())
+    exact = (right | ~scored).all(-1).double()
+    exact_match, exact_B = float(exact.mean()), exact.reshape(-1, len(batch)).mean(0)
     loss, right = (values.reshape(-1, *scored.shape).double().mean(0) for values in (loss, right))
     tokens = int(scored.sum())
     mean = float(loss.sum()) / tokens
@@ -89,6 +91,16 @@ def summarise(size: int, batch: Batch, loss: Tensor, right: Tensor, scored: Tens
         "exact_match": exact_match,
     }
     scores = Scores(evaluation)
+
+    tokens_B = scored.sum(-1)
+    columns = {
+        "tokens": tokens_B,
+        "loss": loss.sum(-1) / tokens_B,
+        "token_accuracy": right.sum(-1) / tokens_B,
+        "exact_match": exact_B,
+    }
+    for example, values in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True)):
+        scores.examples.append({"length": size, "example": example, **dict(zip(columns, values, strict=True))})
 
     # A task that sums several positions has no single one to report its answer by.
     if batch.readout_BP is None:

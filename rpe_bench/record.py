@@ -4,6 +4,7 @@
     run.json         status, times, sizes, speed, versions, commit and host; a run is finished when this says so
     train.csv  eval.csv  positions.csv  slices.csv  baselines.csv      the columns of rpe_bench.schema.TABLES
     training_set.csv                                                   the same, where a task has a finite training set
+    examples.csv                                                       the same; runs of earlier versions lack it
     floor.csv  floor_positions.csv                                     the same, where the ideal loss of a task is known
     validation.csv                                                     the same, where training may stop early
     checkpoint.pt    what a run goes on from: weights, optimiser, counters and the rows of train.csv
@@ -35,7 +36,7 @@ from rpe_bench.config import Config
 from rpe_bench.errors import one_line
 from rpe_bench.files import damage, is_whole, read_record, write_text
 from rpe_bench.ledger import now
-from rpe_bench.schema import FORMAT, TABLES
+from rpe_bench.schema import FORMAT, ON_DEMAND, TABLES
 
 if TYPE_CHECKING:
     from rpe_bench.wandb_mirror import WandbMirror
@@ -199,7 +200,7 @@ class Record:
         """
         plain = _plain(name, rows)
         write_text(self.directory / f"{name}.csv", to_csv(TABLES[name], plain))
-        if self._mirror:
+        if self._mirror and name not in ON_DEMAND:
             self._mirror.log(name, plain)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:

@@ -19,8 +19,8 @@ from rpe_bench.train import Progress, State, make_optimiser, train, training_set
 
 
 def evaluate(config: Config, task: Task, model: Transformer, device: torch.device) -> dict[str, list[Row]]:
-    """The rows of eval.csv, positions.csv, slices.csv and baselines.csv; of training_set.csv if the task has one, and
-    of floor.csv and floor_positions.csv if it knows the ideal loss.
+    """The rows of eval.csv, positions.csv, slices.csv, examples.csv and baselines.csv; of training_set.csv if the task
+    has one, and of floor.csv and floor_positions.csv if it knows the ideal loss.
 
     The examples depend on (task, size, evaluation seed) and not on the run, so that encodings meet the same ones; and
     so, with the number of the draw, do the positions that they are remapped to.
@@ -34,7 +34,7 @@ def evaluate(config: Config, task: Task, model: Transformer, device: torch.devic
         losses, rights, scored = zip(*(score(model, given, device) for given in draws), strict=True)
         return summarise(size, batch, torch.stack(losses), torch.stack(rights), scored[0], task.chance(size))
 
-    tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "baselines": []}
+    tables: dict[str, list[Row]] = {"eval": [], "positions": [], "slices": [], "examples": [], "baselines": []}
     for size in config.evaluation.lengths:
         batch = examples_of(config, task, size)
         scores = scores_of(batch, size)
@@ -42,6 +42,7 @@ def evaluate(config: Config, task: Task, model: Transformer, device: torch.devic
         tables["eval"].append(scores.evaluation | {"split": split})
         tables["positions"] += scores.positions
         tables["slices"] += scores.slices
+        tables["examples"] += scores.examples
         tables["baselines"].append(scores.baselines)
         if (ideal := task.ideal_loss(batch)) is not None:
             floor = floor_of(size, batch, ideal)

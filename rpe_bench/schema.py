@@ -58,6 +58,14 @@ TABLES = {
         "loss": "float64",
         "accuracy": "float64",
     },
+    "examples": {
+        "length": "int64",
+        "example": "int64",
+        "tokens": "int64",
+        "loss": "float64",
+        "token_accuracy": "float64",
+        "exact_match": "float64",
+    },
     "baselines": {"length": "int64", "chance": "float64", "majority": "float64"},
     "floor": {"length": "int64", "tokens": "int64", "loss": "float64", "perplexity": "float64"},
     "floor_positions": {
@@ -73,6 +81,10 @@ TABLES = {
 SPLITS = ("train_lengths", "extrapolation")
 """What the rows of eval.csv are of, by length: examples that nothing was trained on, in both."""
 
-OPTIONAL = frozenset({"training_set", "validation", "floor", "floor_positions"})
-"""Tables that only some runs have: those of a task with a finite training set, or whose ideal loss is known; and those
-that may stop early."""
+OPTIONAL = frozenset({"training_set", "validation", "floor", "floor_positions", "examples"})
+"""Tables that only some runs have: those of a task with a finite training set, or whose ideal loss is known; those that
+may stop early; and `examples`, which runs from before there was such a table lack."""
+
+ON_DEMAND = frozenset({"examples"})
+"""Tables longer than all others of a run together: reports read them of the runs that they compare example by example,
+and W&B is not given them."""

@@ -4,10 +4,15 @@ A stream is named by a key: ``stream("train", seed, step)`` is the data of one t
 the number of workers or the steps that ran before it. Streams of different keys are independent (NumPy's SeedSequence).
 """
 
+from __future__ import annotations
+
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _sequence(key: tuple[str | int, ...]) -> np.random.SeedSequence:
@@ -22,4 +27,6 @@ def stream(*key: str | int) -> np.random.Generator:
 
 def torch_stream(*key: str | int) -> torch.Generator:
     """The torch generator (on the CPU, so that every device starts from the same weights) of a key."""
+    import torch  # here, since reports draw numbers too, and do without it
+
     return torch.Generator().manual_seed(int(_sequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)))

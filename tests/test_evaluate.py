@@ -115,6 +115,14 @@ def test_all_tables(readout: bool) -> None:
         assert found.pop("slice") == row.pop("slice")
         assert found == pytest.approx(row, rel=1e-6)
 
+    expected = []
+    for b in range(B):
+        of = [entry for entry in entries if entry["b"] == b]
+        row = {"length": 77, "example": b, "tokens": len(of), "loss": mean(of, "loss")}
+        row |= {"token_accuracy": mean(of, "right"), "exact_match": float(all(entry["right"] for entry in of))}
+        expected.append(row)
+    assert scores.examples == [pytest.approx(row, rel=1e-6, abs=1e-6) for row in expected]
+
     most = Counter(entry["target"] for entry in entries).most_common(1)[0][1]
     assert scores.baselines == pytest.approx({"length": 77, "chance": 0.25, "majority": most / len(entries)})
 

@@ -31,7 +31,7 @@ MakeConfig = Callable[..., Config]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
 SHORT = {"recipe.steps": 12, "recipe.log_every": 5, "checkpoint.steps": 3, "sweep.workers": 2}
-TABLES = ("eval", "positions", "slices", "baselines")
+TABLES = ("eval", "positions", "slices", "examples", "baselines")
 
 
 @dataclass

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
+from rpe_bench import catalogue
 from rpe_bench import record as record_module
 from rpe_bench.config import Config
 from rpe_bench.files import atomic, damage, is_whole, read_record, status
@@ -381,3 +382,25 @@ def test_peak_memory_is_that_of_the_process_in_bytes() -> None:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kibibytes = int(fields["VmHWM"].split()[0])
     assert peak_memory_bytes() == pytest.approx(kibibytes * 1024, rel=0.05)
+
+
+def test_what_is_by_example_is_written_and_not_mirrored(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirrored: list[str] = []
+
+    class Mirror:
+        def __init__(self, *arguments: object, **keywords: object) -> None: ...
+
+        def log(self, table: str, rows: list[dict[str, Any]]) -> None:
+            mirrored.append(table)
+
+        def close(self, facts: dict[str, Any], exit_code: int) -> None: ...
+
+    monkeypatch.setattr("rpe_bench.wandb_mirror.WandbMirror", Mirror)
+    config = make_config(overrides={"logger": catalogue.read("logger", "wandb")})
+    row = {"length": 8, "example": 0, "tokens": 8, "loss": 0.5, "token_accuracy": 0.875, "exact_match": 0.0}
+    with Record(config) as record:
+        record.table("eval", [EVALUATION])
+        record.table("examples", [row])
+    assert mirrored == ["eval"]
+    assert (config.run_dir / "examples.csv").read_text() == f"{','.join(row)}\n8,0,8,0.5,0.875,0.0\n"
+    assert "examples.csv" in json.loads((config.run_dir / "run.json").read_text())["bytes"]

@@ -30,6 +30,7 @@ COLUMNS = {
     "positions": "length,position,tokens,loss,perplexity,accuracy",
     "slices": "length,slice,value,examples,tokens,loss,accuracy",
     "baselines": "length,chance,majority",
+    "examples": "length,example,tokens,loss,token_accuracy,exact_match",
 }
 
 
@@ -138,6 +139,8 @@ def test_the_directory_of_a_run(make_config) -> None:
     assert [row["step"] for row in rows(config, "train")] == ["2", "4"]
     assert [row["length"] for row in rows(config, "eval")] == ["24", "48", "96"]
     assert len(rows(config, "slices")) > 3
+    exact = [float(row["exact_match"]) for row in rows(config, "examples") if row["length"] == "48"]
+    assert np.mean(exact) == pytest.approx(float(rows(config, "eval")[1]["exact_match"])) and len(exact) == 32
     assert Config.load(config.run_dir / "config.yaml") == config
     assert yaml.safe_load((config.run_dir / "config.yaml").read_text())["model"]["causal"] is True
 
@@ -241,7 +244,7 @@ def test_a_run_tells_how_far_it_is(make_config) -> None:
 
 # Cut short, and gone on with
 
-TABLES = ("eval", "positions", "slices", "baselines", "training_set", "validation")
+TABLES = ("eval", "positions", "slices", "examples", "baselines", "training_set", "validation")
 
 
 def results(config: Config) -> dict[str, object]:

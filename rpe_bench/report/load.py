@@ -12,7 +12,7 @@ from typing import TypeVar
 import pandas as pd
 import yaml
 
-from rpe_bench.schema import FORMAT, OPTIONAL, SPLITS, TABLES
+from rpe_bench.schema import FORMAT, ON_DEMAND, OPTIONAL, SPLITS, TABLES
 
 _T = TypeVar("_T")
 
@@ -173,6 +173,26 @@ def load_results(results_dir: str | Path) -> Results:
     )
 
 
+def load_examples(results_dir: str | Path, directories: Iterable[str]) -> pd.DataFrame:
+    """The rows of examples.csv of some finished runs, each with its `directory`; none of those that have no such file.
+
+    ReportError where one can't be read.
+    """
+    columns = TABLES["examples"]
+    frames = [pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in {"directory": "str", **columns}.items()})]
+    for directory in directories:
+        path = Path(results_dir) / "runs" / directory / "examples.csv"
+        try:
+            frames.append(_csv(path, columns).assign(directory=directory))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ReportError(f"{path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ReportError(f"{path}: {_first_line(error)}") from error
+    return pd.concat(frames[1:] or frames, ignore_index=True)
+
+
 def _read(directory: Path) -> _Run:
     run = _Run(directory.name, "foreign", "no run.json")
     path = directory / "run.json"
@@ -200,10 +220,10 @@ def _read(directory: Path) -> _Run:
             run.config.pop("recipe.early_stop", None)  # null: without it. A group has keys of its own
         if record["status"] == "finished":
             _check_keys(run)
-            for name, columns in TABLES.items():
+            for name in [name for name in TABLES if name not in ON_DEMAND]:
                 path = directory / f"{name}.csv"
                 if path.exists() or name not in OPTIONAL:
-                    run.tables[name] = _csv(path, columns)
+                    run.tables[name] = _csv(path, TABLES[name])
     except OSError as error:
         run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
         return run

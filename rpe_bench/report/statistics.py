@@ -1,15 +1,54 @@
-"""What several seeds say together. Every seed counts, one that failed to fit as much as any other."""
+"""What several seeds say together. Every seed counts, one that failed to fit as much as any other.
 
-from collections.abc import Sequence
+Pure functions of the DataFrames of `load_results`: rows of runs in, one row a run, a line or a point out.
+
+    over_seeds            mean and interquartile mean of anything, with 95 % intervals and the range
+    effective_lengths     how far each run holds
+    areas                 how well it does over all lengths, on a log scale
+    generalising          whether it still works at a multiple of the training length; share_generalising over seeds
+    fits                  whether it learned the task within the training length; over_seeds_fitted reports both ways
+    over_tasks            one number an encoding, for a leaderboard
+
+Seeds are what an experiment repeats, so that intervals are over seeds. The examples that a run is scored on are many,
+but of one trained model: counting them as repetitions would say how well that model is known, and nothing of the next.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from rpe_bench.report.intervals import (
+    LEVEL,
+    interquartile_interval,
+    mean_interval,
+    resamples,
+    student_quantile,
+    trimmed_mean,
+    wilson_interval,
+)
 
 LINE = ("task_label", "encoding_label")
 """Columns that name one line of a figure, or one row of a table."""
 
 POINT = (*LINE, "length", "ratio")
 """Columns that name one point of it."""
+
+HOLDS = 0.9
+"""Exact match, or accuracy, that counts as still working."""
+
+FITTED = 0.9
+"""Token accuracy at the training length below which a run counts as one that failed to fit. A bar for tasks whose
+answers follow from the input."""
+
+BOUNDS = {
+    **dict.fromkeys(("token_accuracy", "exact_match", "accuracy", "area"), (0.0, 1.0)),
+    **dict.fromkeys(("loss", "effective_length", "effective_ratio"), (0.0, math.inf)),
+    "perplexity": (1.0, math.inf),
+}
+"""What a column can be: intervals end there."""
 
 
 def over_seeds(
@@ -20,54 +59,47 @@ def over_seeds(
 ) -> pd.DataFrame:
     """Number, mean and range of a column over the seeds, for every combination of `by`.
 
-    rows: one row for each seed and combination. rng: also the bootstrap 95 % interval of the mean, as `low` and `high`.
-    Returns the columns of `by`, then n, mean, min, max(, low, high), sorted by `by`. Where a value isn't finite for one
-    seed, the mean isn't either: no seed is dropped.
+    rows: one row for each seed and combination. rng: also the 95 % interval of the mean, the interquartile mean (that
+    of the middle half) and its interval, by the methods of `intervals`. Returns the columns of `by`, then n, mean, min,
+    max(, low, high, iqm, iqm_low, iqm_high), sorted by `by`. Where a value isn't finite for one seed, the mean isn't
+    either: no seed is dropped. ValueError where a seed comes twice.
     """
     rows = rows.sort_values([*by, "seed"])
-    groups = [(key, group.to_numpy()) for key, group in rows.groupby(list(by), sort=True)[value]]
-    records = []
+    if (twice := rows.duplicated([*by, "seed"])).any():
+        row = rows[twice].iloc[0]
+        where = ", ".join(f"{column}={row[column]}" for column in by)
+        raise ValueError(f"seed {row['seed']} comes twice for {where}: it would count twice")
+    counts = rows.groupby(list(by), sort=True).size().rename("n").reset_index()
+    sizes = counts["n"].to_numpy(dtype=int)
+    starts = np.cumsum(sizes) - sizes
+    values = rows[value].to_numpy(dtype=float)
+    columns = ["mean", "min", "max", *(("low", "high", "iqm", "iqm_low", "iqm_high") if rng is not None else ())]
+    found = np.empty((len(sizes), len(columns)))
     # Every group of n seeds gets the same resamples, so that its interval doesn't hang on what else is in the table.
-    weights: dict[int, np.ndarray] = {}
-    for key, values in groups:
-        n = len(values)
-        record = [*key, n, values.mean(), values.min(), values.max()]
-        if rng is not None:
-            if n not in weights:
-                weights[n] = resamples(n, rng)
-            record += bootstrap_interval(values, weights[n])
-        records.append(record)
-    columns = [*by, "n", "mean", "min", "max", *(("low", "high") if rng is not None else ())]
-    return pd.DataFrame(records, columns=columns)
+    key = None if rng is None else int(rng.integers(2**63))
+    for n in np.unique(sizes):
+        chosen = sizes == n
+        values_GN = values[starts[chosen][:, None] + np.arange(n)]
+        summary = [values_GN.mean(axis=1), values_GN.min(axis=1), values_GN.max(axis=1)]
+        if key is not None:
+            counts_SN = resamples(int(n), np.random.default_rng([key, int(n)]))
+            least, most = BOUNDS.get(value, (-math.inf, math.inf))
+            summary += [np.clip(end, least, most) for end in mean_interval(values_GN, counts_SN)]
+            summary.append(trimmed_mean(values_GN))
+            summary += [np.clip(end, least, most) for end in interquartile_interval(values_GN, counts_SN)]
+        found[chosen] = np.stack(summary, axis=1)
+    return pd.concat([counts, pd.DataFrame(found, columns=columns)], axis="columns")
 
 
-def resamples(n: int, rng: np.random.Generator, count: int = 10_000) -> np.ndarray:
-    """Weights (count, n) of `count` samples of n drawn with replacement from n: each row sums to 1."""
-    return rng.multinomial(n, np.full(n, 1 / n), size=count) / n
-
-
-def bootstrap_interval(values: np.ndarray, weights: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of values (n,) with the `resamples` of n; (nan, nan) for a single one.
-
-    With few seeds it is too narrow, and never wider than their range; for two or three it is their range.
-    """
-    if len(values) < 2:
-        return np.nan, np.nan
-    low, high = np.quantile(weights @ values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def effective_lengths(evaluations: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
+def effective_lengths(evaluations: pd.DataFrame, threshold: float = HOLDS) -> pd.DataFrame:
     """How far each run holds: the longest evaluated length up to which its exact match stays at or above a threshold.
 
     It is looked for from the smallest evaluated length at or above the training length, and 0 where that one fails.
     Returns one row a run: LINE, seed, train_length, effective_length, effective_ratio (to the training length) and
     at_limit, true where no evaluated length failed, so that the run may hold further than was measured.
     """
-    rows = evaluations[evaluations["length"] >= evaluations["train_length"]]
-    rows = rows.sort_values([*LINE, "seed", "length"])
     records = []
-    for key, run in rows.groupby([*LINE, "seed", "train_length"], sort=True):
+    for key, run in _beyond(evaluations):
         holds = np.logical_and.accumulate(run["exact_match"].to_numpy() >= threshold)
         records.append([*key, int(run["length"].to_numpy()[holds].max(initial=0)), bool(holds.all())])
     columns = [*LINE, "seed", "train_length", "effective_length", "at_limit"]
@@ -76,13 +108,131 @@ def effective_lengths(evaluations: pd.DataFrame, threshold: float = 0.9) -> pd.D
     return lengths
 
 
-def over_seeds_effective(evaluations: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
-    """Mean and range of the effective length over seeds.
+def over_seeds_effective(
+    evaluations: pd.DataFrame, threshold: float = HOLDS, rng: np.random.Generator | None = None
+) -> pd.DataFrame:
+    """`over_seeds` of the effective length.
 
-    Returns LINE, train_length, n, mean, min, max (lengths) and at_limit, the number of seeds that never failed.
+    Returns LINE, train_length, its columns (in lengths) and at_limit, the number of seeds that never failed.
     """
     lengths = effective_lengths(evaluations, threshold)
     by = [*LINE, "train_length"]
-    summary = over_seeds(lengths, "effective_length", by)
+    summary = over_seeds(lengths, "effective_length", by, rng)
     limits = lengths.groupby(by, sort=True)["at_limit"].sum().reset_index(drop=True)
     return summary.assign(at_limit=limits.astype("int64"))
+
+
+def areas(evaluations: pd.DataFrame, metric: str = "exact_match") -> pd.DataFrame:
+    """Area under each run's curve of a metric m over log length, as a share of what 1 throughout would give:
+
+        area = integral of m d(log length) / log(longest / first), by trapezoids
+
+    from the smallest evaluated length at or above the training length to the longest one, so that each doubling weighs
+    the same. Returns one row a run: LINE, seed, train_length, first, longest and area; no row for a run with a single
+    such length. Runs can be compared where first and longest are the same.
+    """
+    records = []
+    for key, run in _beyond(evaluations):
+        logs, values = np.log(run["length"].to_numpy(dtype=float)), run[metric].to_numpy(dtype=float)
+        if len(run) > 1:
+            area = float(np.sum(np.diff(logs) * (values[1:] + values[:-1]) / 2) / (logs[-1] - logs[0]))
+            records.append([*key, run["length"].iloc[0], run["length"].iloc[-1], area])
+    return pd.DataFrame(records, columns=[*LINE, "seed", "train_length", "first", "longest", "area"])
+
+
+def generalising(
+    evaluations: pd.DataFrame, multiple: float = 2.0, threshold: float = HOLDS, metric: str = "exact_match"
+) -> pd.DataFrame:
+    """Whether each run generalises: its metric is at or above a threshold at `multiple` times the training length.
+
+    Read at the smallest evaluated length that is no shorter. Returns one row a run: LINE, seed, train_length, length,
+    ratio, the metric and generalises; no row for a run that was not evaluated as far.
+    """
+    rows = evaluations[evaluations["length"] >= np.rint(multiple * evaluations["train_length"])]
+    rows = rows.sort_values([*LINE, "seed", "length"]).drop_duplicates([*LINE, "seed", "train_length"])
+    rows = rows[[*LINE, "seed", "train_length", "length", "ratio", metric]].reset_index(drop=True)
+    return rows.assign(generalises=rows[metric] >= threshold)
+
+
+def share_generalising(
+    evaluations: pd.DataFrame, multiple: float = 2.0, threshold: float = HOLDS, metric: str = "exact_match"
+) -> pd.DataFrame:
+    """Share of the seeds that are `generalising`: LINE, train_length, length, ratio, n, generalising (how many), share,
+    low and high, its 95 % interval."""
+    runs = generalising(evaluations, multiple, threshold, metric)
+    by = [*LINE, "train_length", "length", "ratio"]
+    summary = runs.groupby(by, sort=True)["generalises"].agg(n="size", generalising="sum").reset_index()
+    low, high = wilson_interval(summary["generalising"].to_numpy(), summary["n"].to_numpy())
+    return summary.assign(share=summary["generalising"] / summary["n"], low=low, high=high)
+
+
+def fits(evaluations: pd.DataFrame, bar: float = FITTED) -> pd.DataFrame:
+    """Whether each run learned its task: its token accuracy at the training length is at or above a bar.
+
+    Read at the longest evaluated length that is no longer than that. Nothing beyond it is looked at, so that a run is
+    not called a failure for failing to extrapolate. Returns one row a run: LINE, seed, train_length, length,
+    token_accuracy and fitted: True, False, or missing for all runs of a task in which none reaches the bar. There,
+    either the answers cannot be known from the input, as in language modelling, or the recipe fits nothing, and the bar
+    tells no seed from another.
+    """
+    rows = evaluations[evaluations["length"] <= evaluations["train_length"]]
+    rows = rows.sort_values([*LINE, "seed", "length"]).drop_duplicates([*LINE, "seed", "train_length"], keep="last")
+    rows = rows[[*LINE, "seed", "train_length", "length", "token_accuracy"]].reset_index(drop=True)
+    fitted = (rows["token_accuracy"] >= bar).astype("boolean")
+    reached = fitted.groupby(rows["task_label"]).transform("any").astype(bool)
+    return rows.assign(fitted=fitted.where(reached))
+
+
+def over_seeds_fitted(
+    evaluations: pd.DataFrame, value: str, bar: float = FITTED, rng: np.random.Generator | None = None
+) -> pd.DataFrame:
+    """`over_seeds` of all seeds, and beside it n_fitted and mean_fitted, of those that fitted alone.
+
+    The first is the result. The second answers another question, how far a model goes once it has learned the task, and
+    is no better than the number of seeds that it leaves out. Both missing where `fits` cannot say, the mean alone where
+    no seed fitted.
+    """
+    summary = over_seeds(evaluations, value, POINT, rng)
+    flags = fits(evaluations, bar)[[*LINE, "seed", "fitted"]]
+    rows = evaluations.merge(flags, on=[*LINE, "seed"], how="left", validate="many_to_one")
+    known = rows["fitted"].notna().groupby([rows[column] for column in POINT], sort=True).all().to_numpy(dtype=bool)
+    chosen = over_seeds(rows[rows["fitted"].fillna(False).to_numpy(dtype=bool)], value)
+    chosen = chosen[[*POINT, "n", "mean"]].rename(columns={"n": "n_fitted", "mean": "mean_fitted"})
+    both = summary.merge(chosen, on=list(POINT), how="left", validate="one_to_one")
+    count = both["n_fitted"].fillna(0).astype("Int64")
+    return both.assign(n_fitted=count.where(known))
+
+
+def over_tasks(scores: pd.DataFrame, value: str) -> pd.DataFrame:
+    """One number an encoding: the mean over tasks of its mean over seeds, every task weighing the same.
+
+    scores: one row a task_label, encoding_label and seed, such as `areas` or `effective_lengths` give. The interval is
+    over seeds, for these tasks and no others: se^2 = sum of s_t^2 / n_t / T^2 over the T tasks, with Welch's and
+    Satterthwaite's degrees of freedom, rounded down. Returns encoding_label, tasks, runs, mean, low, high, the best
+    first; low and high are nan where a task has a single seed. Encodings with other numbers of tasks are not to be
+    compared.
+    """
+    least, most = BOUNDS.get(value, (-math.inf, math.inf))
+    records = []
+    for label, of_encoding in scores.groupby("encoding_label", sort=True):
+        tasks = of_encoding.groupby("task_label", sort=True)[value]
+        means, sizes = tasks.mean(), tasks.size()
+        parts = (tasks.var(ddof=1) / sizes).to_numpy() / len(means) ** 2
+        mean, low, high = float(means.to_numpy().mean()), math.nan, math.nan
+        if sizes.min() > 1 and np.isfinite(parts).all():
+            half = 0.0
+            if parts.sum() > 0:
+                df = parts.sum() ** 2 / np.sum(parts**2 / (sizes.to_numpy() - 1))
+                half = student_quantile((1 + LEVEL) / 2, math.floor(df + 1e-9)) * math.sqrt(parts.sum())
+            low, high = max(mean - half, least), min(mean + half, most)
+        records.append([label, len(means), int(sizes.sum()), mean, low, high])
+    table = pd.DataFrame(records, columns=["encoding_label", "tasks", "runs", "mean", "low", "high"])
+    return table.sort_values("mean", ascending=False, kind="stable", ignore_index=True)
+
+
+def _beyond(evaluations: pd.DataFrame) -> Iterable[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The rows of each run at or above its training length, by length; keys LINE, seed, train_length."""
+    rows = evaluations[evaluations["length"] >= evaluations["train_length"]]
+    rows = rows.sort_values([*LINE, "seed", "length"])
+    grouped: Any = rows.groupby([*LINE, "seed", "train_length"], sort=True)
+    return grouped

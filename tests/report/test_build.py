@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -150,7 +151,12 @@ def test_the_training_set_has_a_column_of_its_own(results_dir):
 def test_tidy_table_has_intervals_where_there_are_several_seeds(results_dir):
     table = accuracy_table(load_results(results_dir))
     several, single = table[table["n"] == 2], table[table["n"] == 1]
-    assert (several["token_accuracy_low"] == several["token_accuracy_min"]).all()
+    spread = several["token_accuracy_max"] - several["token_accuracy_min"]
+    inside = several["token_accuracy_low"].gt(0) & several["token_accuracy_high"].lt(1)
+    # Student's t of two: 12.7 standard errors, each half of what lies between them.
+    half = (several["token_accuracy_high"] - several["token_accuracy_low"]) / 2
+    np.testing.assert_allclose(half[inside], 12.7062 * spread[inside] / 2, rtol=1e-4)
+    assert inside.any() and several["token_accuracy_high"].max() == 1  # where accuracies end, intervals do
     assert single["token_accuracy_low"].isna().all()
     assert table["chance"].notna().all()
 

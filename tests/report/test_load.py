@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rpe_bench.config import Recipe
-from rpe_bench.report.load import KEYS, ReportError, flatten, in_order, load_results, variants
+from rpe_bench.report.load import KEYS, ReportError, flatten, in_order, load_examples, load_results, variants
 from rpe_bench.schema import TABLES
 
 
@@ -188,6 +188,26 @@ def test_the_training_set_has_a_frame_of_its_own(fabricate):
     (run / "training_set.csv").unlink()
     frame = load_results(run.parents[1]).training_set
     assert frame.empty and {"run_id", "ratio", "exact_match"} <= set(frame)
+
+
+def test_examples_are_read_of_the_runs_that_are_asked_for_alone(fabricate):
+    run = fabricate("copy")
+    (run / "examples.csv").write_text(f"{','.join(TABLES['examples'])}\n8,0,16,0.5,0.75,0.0\n8,1,16,0.1,1,1\n")
+    older = fabricate("copy", seed=1)
+    results = load_results(run.parents[1])
+    assert results.runs["status"].tolist() == ["finished"] * 2 and not hasattr(results, "examples")
+    found = load_examples(run.parents[1], results.runs["directory"])
+    assert found["directory"].tolist() == [run.name] * 2 and found["example"].tolist() == [0, 1]
+    assert found["token_accuracy"].tolist() == [0.75, 1]
+    none = load_examples(run.parents[1], [older.name])
+    assert none.empty and list(none) == ["directory", *TABLES["examples"]]
+    (run / "examples.csv").write_text("length\n8\n")
+    with pytest.raises(ReportError, match="examples.csv: no column example"):
+        load_examples(run.parents[1], [run.name])
+    (run / "examples.csv").unlink()
+    (run / "examples.csv").mkdir()
+    with pytest.raises(ReportError, match="examples.csv: Is a directory"):
+        load_examples(run.parents[1], [run.name])
 
 
 def test_a_run_that_has_only_just_started_is_unfinished(fabricate):

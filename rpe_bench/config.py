@@ -393,8 +393,11 @@ def _digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def resolve(raw: Mapping[str, Any]) -> Config:
+def resolve(raw: Mapping[str, Any], gpu: bool | None = None) -> Config:
     """The config that `raw`, as composed, stands for: complete, checked, and ready to run.
+
+    Args:
+        gpu: whether there is one where it will run; None where that is here.
 
     Raises:
         ConfigError: all that is wrong with it, a line each.
@@ -417,7 +420,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         errors += error.errors
     if errors:
         raise ConfigError(*errors)
-    return _fit(config)
+    return _fit(config, gpu)
 
 
 def _settled(recipe: Any) -> Any:
@@ -485,8 +488,11 @@ def _keys(section: str) -> list[str]:
     return list(model.model_fields)
 
 
-def _fit(config: Config) -> Config:
-    """Fill in what is left to the task and the machine, and hold the parts against each other."""
+def _fit(config: Config, gpu: bool | None) -> Config:
+    """Fill in what is left to the task and the machine, and hold the parts against each other.
+
+    `gpu` is as in `resolve`.
+    """
     name = config.task.name
     with blamed_on(f"task={name}"):
         task = config.build_task()
@@ -537,10 +543,11 @@ def _fit(config: Config) -> Config:
         needs = "causal: true" if task.causal else "bidirectional: false"
         errors.append(f"model.causal={show(causal)}: contradicts task={name}, whose model must be {needs} or null")
 
-    usable = torch.cuda.is_available()
+    usable = torch.cuda.is_available() if gpu is None else gpu
     device = config.device if config.device != "auto" else "cuda" if usable else "cpu"
     if device == "cuda" and not usable:
-        errors.append("device=cuda: torch finds no GPU here (choose cpu or auto)")
+        why = "torch finds no GPU here" if gpu is None else "the launcher asks for no GPU"
+        errors.append(f"device=cuda: {why} (choose cpu or auto)")
     if errors or sizes is None:
         raise ConfigError(*errors)
 

@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 import yaml
@@ -377,10 +377,14 @@ class Plan:
         return f"{len(self.all)} jobs: {', '.join(counts)}{end}"
 
 
-def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
-    """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
+def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: int | None = None) -> int:
+    """Launch the jobs that are not finished, each run once; say what failed; returns the exit status.
+
+    Args:
+        at_once: how many the launcher runs at once; as many as the pool would where it does not say.
+    """
     if jobs[0].config.sweep.dry_run:
-        return dry_run(jobs)
+        return dry_run(jobs, at_once)
     check_places([job.config for job in jobs])
     for place in dict.fromkeys(job.config.results_dir for job in jobs):
         clear(place)
@@ -388,7 +392,7 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     plan = Plan.of(jobs)
     print(plan, flush=True)
     unique, todo = plan.all, plan.todo
-    tell_ledger("sweep", todo)
+    tell_ledger("sweep", todo, at_once)
     try:
         before = [record_of(job.config) for job in todo]
         remaining = todo
@@ -418,18 +422,19 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     return 1 if failed else 0
 
 
-def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
+def tell_ledger(event: str, jobs: Sequence[Job], at_once: int | None = None) -> None:
     """What a sweep is about to do, or has done, in each of its results directories."""
     me = {"machine": machine(), "started": start_of(os.getpid())}
     for place in dict.fromkeys(job.config.results_dir for job in jobs):
         here = [job.config for job in jobs if job.config.results_dir == place]
         if event == "sweep":
-            ledger.append(place, event, **me, workers=workers_of(here), runs=[config.run_id for config in here])
+            workers = at_once or workers_of(here)
+            ledger.append(place, event, **me, workers=workers, runs=[config.run_id for config in here])
         else:
             ledger.append(place, event, **me, finished=sum(map(is_finished, here)), of=len(here))
 
 
-def dry_run(jobs: Sequence[Job]) -> int:
+def dry_run(jobs: Sequence[Job], at_once: int | None = None) -> int:
     """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
     plan = Plan.of(jobs)
     forced = [job for job in plan.finished if job.config.sweep.force]
@@ -443,10 +448,10 @@ def dry_run(jobs: Sequence[Job]) -> int:
         verb = "would run" if job in todo else "finished" if job in plan.finished else "would leave"
         print(f"{verb:11}  {job.config.run_id}{about}")
     if todo:
-        workers = workers_of([job.config for job in todo])
+        workers = at_once or workers_of([job.config for job in todo])
         seconds = estimate([job.config for job in plan.all], [job.config for job in todo], workers)
-        at_once = f"{workers} at once" if workers > 1 else "one after the other"
-        print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {at_once}")
+        how = f"{workers} at once" if workers > 1 else "one after the other"
+        print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {how}")
     return 0
 
 
@@ -626,13 +631,14 @@ def _out_of_room(config: Config) -> str | None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its container's share of time where that is less."""
+    """Cores that this process may use: its affinity, and its container's or its cluster's share where that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(FileNotFoundError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    # Not every cluster binds a task to the cores that it was given.
+    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK", cores)))
 
 
 def _import_all(configs: Sequence[Config]) -> None:
@@ -676,6 +682,8 @@ def _run_in_child(config: Config, work: Callable[[Config], None], output: int) -
 
 
 def _interrupt(number: int, frame: Any) -> None:
+    # Once: a cluster sends the signal to every process of a job, and the pool passes its own on to those of its runs.
+    signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt("terminated")
 
 
@@ -752,6 +760,16 @@ def effort(config: Config) -> float:
     return (3 * trained + evaluated) * config.model.layers * config.model.dim
 
 
+class Running(Protocol):
+    """A run that is on its way, in a process of the pool or elsewhere."""
+
+    config: Config
+    effort: float
+
+    @property
+    def seconds(self) -> float: ...
+
+
 class Progress:
     """``3/45 done, 2 running, 0 failed, 90 an hour, ETA 2 min 10 s`` on stderr: one changing line on a terminal, else
     one as each run ends.
@@ -771,11 +789,11 @@ class Progress:
         if not self.live:
             print(self.line([]), file=sys.stderr, flush=True)
 
-    def began(self, worker: Worker) -> None:
+    def began(self, worker: Running) -> None:
         """Count a run that has begun."""
         self.waiting -= worker.effort
 
-    def put_back(self, worker: Worker) -> None:
+    def put_back(self, worker: Running) -> None:
         """Count a run that had not begun after all."""
         self.waiting += worker.effort
 
@@ -790,9 +808,9 @@ class Progress:
             outcome = "finished" if finished else "failed"
             print(f"{self.line([])}; {config.run_id} {outcome} elsewhere", file=sys.stderr, flush=True)
 
-    def ended(self, worker: Worker, running: Sequence[Worker]) -> None:
-        """Count a run whose process has ended."""
-        finished = is_finished(worker.config)
+    def ended(self, worker: Running, running: Sequence[Running], finished: bool | None = None) -> None:
+        """Count a run that has ended; whether well, its record says where that is not known."""
+        finished = is_finished(worker.config) if finished is None else finished
         if finished:
             self.done += 1
             self.spent += worker.effort
@@ -803,7 +821,7 @@ class Progress:
             outcome = "finished" if finished else "failed"
             print(f"{self.line(running)}; {worker.config.run_id} {outcome}", file=sys.stderr, flush=True)
 
-    def show(self, running: Sequence[Worker]) -> None:
+    def show(self, running: Sequence[Running]) -> None:
         """Renew the line of a terminal."""
         if self.live:
             # Narrower than the terminal: a line that wraps could not be written over.
@@ -820,7 +838,7 @@ class Progress:
         if self.live:
             print(file=sys.stderr)
 
-    def line(self, running: Sequence[Worker]) -> str:
+    def line(self, running: Sequence[Running]) -> str:
         """How far the sweep is."""
         elapsed = time.monotonic() - self.began_at
         if self.done + self.failed == self.total:

@@ -40,8 +40,11 @@ class ResumingSweeper(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         # Here rather than on top: every application of Hydra in this environment imports this module.
+        from rpe_bench.compose import SLURM, register_slurm
         from rpe_bench.sweep import job
 
+        if config.hydra.launcher.get("_target_") == SLURM:
+            register_slurm()
         super().setup(hydra_context=hydra_context, task_function=job, config=config)
 
     def sweep(self, arguments: list[str]) -> None:
@@ -51,7 +54,6 @@ class ResumingSweeper(BasicSweeper):
             ConfigError: some jobs are wrong, and none was started.
             SystemExit: some runs failed (status 1), or the sweep was interrupted (130).
         """
-        from hydra_plugins.rpe_bench.launcher import PoolLauncher
         from rpe_bench.compose import judged_by_us, plain
         from rpe_bench.errors import ConfigError
         from rpe_bench.interrupts import raising
@@ -73,12 +75,15 @@ class ResumingSweeper(BasicSweeper):
         if errors:
             raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
-        if isinstance(self.launcher, PoolLauncher):
-            # Spares it to compose everything once more.
-            self.launcher.configs = {tuple(job.overrides): job.config for job in jobs}
         launcher = self.launcher
+        if hasattr(launcher, "configs"):  # one of ours
+            # Spares it to compose everything once more.
+            launcher.configs = {tuple(job.overrides): job.config for job in jobs}
+        at_once = getattr(launcher, "at_once", None)
         with raising():
-            status = run_jobs(jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0))
+            status = run_jobs(
+                jobs, lambda todo: launcher.launch([job.overrides for job in todo], initial_job_idx=0), at_once
+            )
         if status:
             raise SystemExit(status)
 
@@ -117,4 +122,4 @@ class ResumingSweeper(BasicSweeper):
             raw = as_data(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
         except COMPOSITION_ERRORS as error:
             raise ConfigError(explain(error)) from error
-        return resolve(raw)
+        return resolve(raw, gpu=getattr(self.launcher, "gpu", None))

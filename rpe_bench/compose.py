@@ -28,8 +28,10 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises where an override or a file is wrong."""
 
 _KEY_VALUE = re.compile(r"(\+\+|\+|)(?P<key>[^=+~@/]+)=(?P<value>.*)", re.DOTALL)
-_OPEN = ("sweeper.params.", "job.env_set.", "job_logging.", "hydra_logging.", "callbacks.")
-_OPEN += ("launcher.additional_parameters.",)
+_OPEN = (
+    *("sweeper.params.", "launcher.additional_parameters."),
+    *("job.env_set.", "job_logging.", "hydra_logging.", "callbacks."),
+)
 """Where Hydra's own node takes keys of any name, which then need the `+`."""
 _PLAIN_PATH = re.compile(r"(?!['\"]|(choice|range|interval|glob|sort|shuffle|tag)\()[^,]+", re.DOTALL)
 

@@ -149,7 +149,7 @@ def hold(path: Path) -> Iterator[None]:
         "machine": machine(),
         "started": start_of(os.getpid()),
         "token": uuid.uuid4().hex,
-        "job": _job(),
+        "job": job_of_slurm(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     _create(path, json.dumps(mine).encode())
@@ -194,10 +194,11 @@ def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
 # Processes
 
 
-def _job() -> str | None:
-    """The task of a SLURM array, or the job, that this process is part of, as squeue calls it."""
+def job_of_slurm() -> str | None:
+    """The task of a SLURM array, or the job, that this process is part of: the cluster, and the id as squeue has it."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+    job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+    return job and f"{os.environ.get('SLURM_CLUSTER_NAME')} {job}"
 
 
 @cache

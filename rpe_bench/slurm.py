@@ -36,7 +36,7 @@ from rpe_bench.config import Config, Natural, Positive, Section
 from rpe_bench.errors import ConfigError
 from rpe_bench.files import write_text
 from rpe_bench.interrupts import held_back
-from rpe_bench.locks import Held, hold, is_alive, look, machine, remove, start_of
+from rpe_bench.locks import Held, hold, is_alive, job_of_slurm, look, machine, remove, start_of
 from rpe_bench.sweep import (
     GRACE,
     POLL,
@@ -100,7 +100,17 @@ class Share:
         return DelayedSubmission(replace(self))
 
 
+def bury(job: str | None, configs: Iterable[Config]) -> None:
+    """Remove the locks that a job which has ended has left: nobody has to wait until they are stale, as they would for
+    those of another host."""
+    for config in configs:
+        seen = look(lock_of(config))
+        if job is not None and seen is not None and seen.owner.get("job") == job:
+            remove(lock_of(config), seen)
+
+
 def _run_share(configs: Sequence[Config]) -> None:
+    bury(job_of_slurm(), configs)  # what this task held before it was requeued
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     # These are for the process above, though SLURM sends them to all.
@@ -208,13 +218,20 @@ def is_over(state: str | None) -> bool:
     return state is None or state in ENDED
 
 
-def largest_array() -> int:
-    """The most tasks that an array may have."""
-    answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
-    if found is None:
-        raise ConfigError(f"hydra/launcher=slurm: {_complaint(answer.stderr) or 'scontrol does not say MaxArraySize'}")
-    return int(found[1])
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+    largest_array: int
+    """Tasks that an array may have at most."""
+
+    @classmethod
+    def here(cls) -> "Cluster":
+        """Raises ConfigError where its controller does not answer."""
+        answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
+        found = dict(re.findall(r"^(ClusterName|MaxArraySize)\s*=\s*(\S+)", answer.stdout, re.MULTILINE))
+        if len(found) < 2:
+            raise ConfigError(f"hydra/launcher=slurm: {_complaint(answer.stderr) or 'scontrol shows no configuration'}")
+        return cls(found["ClusterName"], int(found["MaxArraySize"]))
 
 
 def _complaint(printed: str) -> str:
@@ -224,7 +241,7 @@ def _complaint(printed: str) -> str:
     return re.sub(r"^(\w+: )?error: ", "", said[-1]) if said else ""
 
 
-def divide(configs: Sequence[Config], per_task: int | None, at_once: int, limit: int) -> list[list[Config]]:
+def divide(runs: Sequence[str], per_task: int | None, at_once: int, limit: int) -> list[list[str]]:
     """The runs of each task: alternating, since neighbours in a sweep resemble each other, and tasks are to last alike.
 
     Args:
@@ -235,14 +252,14 @@ def divide(configs: Sequence[Config], per_task: int | None, at_once: int, limit:
     Raises:
         ConfigError: `per_task` asks for more tasks than that.
     """
-    fewest = math.ceil(len(configs) / limit)
-    tasks = math.ceil(len(configs) / (per_task or max(at_once, fewest)))
+    fewest = math.ceil(len(runs) / limit)
+    tasks = math.ceil(len(runs) / (per_task or max(at_once, fewest)))
     if tasks > limit:
         raise ConfigError(
-            f"hydra.launcher.runs_per_task={per_task}: makes {tasks} tasks of {len(configs)} runs, but an array of this"
+            f"hydra.launcher.runs_per_task={per_task}: makes {tasks} tasks of {len(runs)} runs, but an array of this"
             f" cluster has {limit} at most; at least {fewest} runs a task"
         )
-    return [list(configs[first::tasks]) for first in range(tasks)]
+    return [list(runs[first::tasks]) for first in range(tasks)]
 
 
 def run_tasks(configs: Sequence[Config], options: Options) -> None:
@@ -255,29 +272,29 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
         ConfigError: SLURM refuses the tasks.
         KeyboardInterrupt: once the tasks have been cancelled.
     """
-    known = states()
+    cluster, known = Cluster.here(), states()
     if known is None:
         raise ConfigError("hydra/launcher=slurm: squeue gets no answer of the cluster's controller")
-    queue = Queue([as_marked(config) for config in configs])
+    queue = Queue([as_marked(config) for config in configs], cluster.name)
     queue.adopt(known)
-    rest = [config for config in queue.configs.values() if config.run_dir not in queue.claimed()]
+    claimed = queue.claimed()
+    rest = [place for place in queue.configs if place not in claimed]
     began, asked = time.monotonic(), -math.inf
     at_once = options.at_once(configs[0])
-    view = View(list(queue.configs.values()), at_once * options.array_parallelism)
+    view = View(queue.configs, at_once * options.array_parallelism)
     try:
         if queue.tasks:
             view.progress.say([f"{len(queue.claimed())} runs are in the queue already"])
         while rest or queue.tasks:
             if rest:
-                parts = divide(rest, options.runs_per_task, at_once, largest_array())
-                job = queue.submit([Share(part, Path.cwd()) for part in parts], options)
+                parts = divide(rest, options.runs_per_task, at_once, cluster.largest_array)
+                job = queue.submit(parts, options)
                 view.progress.say([f"job {job}: {len(rest)} runs in {len(parts)} tasks; logs in {queue.folder}"])
                 rest = []
             time.sleep(POLL)
             view.update()
-            elapsed = time.monotonic() - began
-            done = all(config.run_dir in view.ended for part in queue.tasks.values() for config in part)
-            if time.monotonic() - asked < (POLL if done else min(PATIENCE, 2 * POLL + elapsed / 30)):
+            pause = POLL if queue.claimed() <= view.ended else 2 * POLL + (time.monotonic() - began) / 30
+            if time.monotonic() - asked < min(PATIENCE, pause):
                 continue
             asked, known = time.monotonic(), states()
             if known is not None:  # else the controller is away for a while; the tasks go on
@@ -293,73 +310,88 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
 
 
 class Queue:
-    """The tasks that are at the runs of a sweep."""
+    """The tasks that are at the runs of a sweep; a run is known by the path of its directory."""
 
-    def __init__(self, configs: Sequence[Config]) -> None:
+    def __init__(self, configs: Sequence[Config], cluster: str) -> None:
         self.configs = {str(config.run_dir.absolute()): config for config in configs}
+        self.cluster = cluster
         self.folder = configs[0].results_dir / "slurm"
-        self.tasks: dict[str, list[Config]] = {}
+        self.tasks: dict[str, list[str]] = {}
         """Those that have not ended, each with its runs of this sweep."""
         self.others: set[str] = set()
         """Those of them that another process, which may live, has submitted."""
-        self.before: dict[Path, dict[str, Any]] = {}
+        self.before: dict[str, dict[str, Any]] = {}
         """The record that each run had when it was submitted, or its task was found."""
 
-    def claimed(self) -> set[Path]:
-        """The directories of the runs that some task is at, or is to be at."""
-        return {config.run_dir for part in self.tasks.values() for config in part}
+    def claimed(self) -> set[str]:
+        """The runs that some task is at, or is to be at."""
+        return {place for part in self.tasks.values() for place in part}
 
     def adopt(self, known: dict[str, str]) -> None:
         """Take over the tasks that earlier commands have left in the queue, and clear up after those that ended."""
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(OSError, ValueError):  # removed since by another process; not of ours
                 written = json.loads(path.read_text())
-                lives = any(not is_over(known.get(task)) for task in written["tasks"])
-                for task, places in written["tasks"].items():
-                    wanted = [self.configs[place] for place in places if place in self.configs]
+                owner, tasks = written["owner"], written["tasks"]
+                if (owner["cluster"], owner["user"]) != (self.cluster, os.getuid()):
+                    continue  # of which nothing is known here
+                for task, places in tasks.items():
+                    wanted = [place for place in places if place in self.configs]
                     if is_over(known.get(task)):
                         self._bury(task, wanted)
                     elif wanted:
                         self._add(task, wanted)
-                        if not _has_ended(written["owner"]):
+                        # Of a process of another host's it is not known whether it has ended.
+                        if owner["machine"] != machine() or is_alive(owner["pid"], owner["started"]):
                             self.others.add(task)
-                if not lives:
-                    self._sweep_up(path, written["tasks"])
+                if all(is_over(known.get(task)) for task in tasks):
+                    self._sweep_up(path, tasks)
 
-    def submit(self, shares: Sequence[Share], options: Options) -> str:
-        """Hand in the shares, and write down what each task is at; returns the id of the job."""
+    def submit(self, parts: Sequence[list[str]], options: Options) -> str:
+        """Hand in an array with a task for each part, and write down what each is at; returns the id of the job.
+
+        Raises:
+            ConfigError: SLURM refuses them.
+            KeyboardInterrupt: once what was submitted is written down.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with held_back():  # or tasks would be in the queue that nobody knows of
-            tasks = submit(shares, options, self.folder)
-            job = tasks[0].partition("_")[0]
-            places = [[str(config.run_dir.absolute()) for config in share.configs] for share in shares]
-            me = {"machine": machine(), "pid": os.getpid(), "started": start_of(os.getpid())}
-            written = {"owner": me, "tasks": dict(zip(tasks, places, strict=True))}
-            write_text(self.folder / f"{job}.json", json.dumps(written) + "\n")
-            for task, share in zip(tasks, shares, strict=True):
-                self._add(task, share.configs)
+        shares = [Share([self.configs[place] for place in part], Path.cwd()) for part in parts]
+        owner = {"cluster": self.cluster, "user": os.getuid()}
+        owner |= {"machine": machine(), "pid": os.getpid(), "started": start_of(os.getpid())}
+        with held_back() as stop:  # or tasks would be in the queue that nobody knows of
+            try:
+                ids = submit(shares, options, self.folder)
+            except ConfigError as error:
+                if stop.made:  # in a terminal, Ctrl-C reaches sbatch too
+                    raise KeyboardInterrupt("interrupted") from error
+                raise
+            tasks = dict(zip(ids, parts, strict=True))
+            job = ids[0].partition("_")[0]
+            write_text(self.folder / f"{job}.json", json.dumps({"owner": owner, "tasks": tasks}) + "\n")
+            for task, part in tasks.items():
+                self._add(task, part)
         return job
 
-    def _add(self, task: str, configs: list[Config]) -> None:
-        self.tasks[task] = configs
-        self.before |= {config.run_dir: record_of(config) for config in configs}
+    def _add(self, task: str, places: list[str]) -> None:
+        self.tasks[task] = places
+        self.before |= {place: record_of(self.configs[place]) for place in places}
 
-    def settle(self, task: str, state: str | None, finished: set[Path]) -> list[Config]:
+    def settle(self, task: str, state: str | None, finished: set[str]) -> list[str]:
         """See to it that the runs of a task that has ended have records that say so; returns those to be submitted
         again, which it had not come to when it was killed.
 
         Args:
             finished: runs of which the ledger says so; on a shared file system their records may be seen later.
         """
-        configs = self.tasks.pop(task)
-        self._bury(task, configs)
+        places = self.tasks.pop(task)
+        self._bury(task, places)
         begun, untouched = False, []
-        for config in configs:
-            before = self.before[config.run_dir]
-            if config.run_dir in finished or is_finished(config) or has_ended(config, before):
+        for place in places:
+            config, before = self.configs[place], self.before[place]
+            if place in finished or is_finished(config) or has_ended(config, before):
                 begun = True
             elif record_of(config) == before:
-                untouched.append(config)
+                untouched.append(place)
             else:
                 begun = True
                 with contextlib.suppress(Held), hold(lock_of(config)):  # unless another sweep has taken it up
@@ -374,13 +406,9 @@ class Queue:
         # A task that came to nothing would again; and one that was cancelled is not wanted.
         return untouched if begun and state != "CANCELLED" else []
 
-    def _bury(self, task: str, configs: Iterable[Config]) -> None:
-        """Remove the locks that a task has left: what SLURM says has ended need not be waited for to be taken for
-        dead, as a process of another host is otherwise."""
-        for config in configs:
-            seen = look(lock_of(config))
-            if seen is not None and seen.owner.get("job") == task:
-                remove(lock_of(config), seen)
+    def _bury(self, task: str, places: Iterable[str]) -> None:
+        """Remove the locks that a task has left: what SLURM says has ended need not be waited for."""
+        bury(f"{self.cluster} {task}", [self.configs[place] for place in places])
 
     def _sweep_up(self, path: Path, tasks: dict[str, list[str]]) -> None:
         """Remove what a job has left in the folder, but for the logs of tasks whose runs are not all finished."""
@@ -408,11 +436,6 @@ class Queue:
             time.sleep(POLL / 2)
 
 
-def _has_ended(owner: dict[str, Any]) -> bool:
-    """Whether the process that submitted a job is known to have ended: of another host's that is not."""
-    return owner.get("machine") == machine() and not is_alive(owner["pid"], owner["started"])
-
-
 # Progress
 
 
@@ -432,37 +455,38 @@ class Remote:
 class View:
     """How far the runs are, by the ledger, which the tasks write."""
 
-    def __init__(self, configs: Sequence[Config], at_once: int) -> None:
-        self.runs = {config.run_id: Remote(config, effort(config)) for config in configs}
+    def __init__(self, configs: Mapping[str, Config], at_once: int) -> None:
+        """`configs` by the paths of their run directories, as those that are `finished`, or have `ended` in any way."""
+        self.runs = {place: Remote(config, effort(config)) for place, config in configs.items()}
         self.running: dict[str, Remote] = {}
-        self.finished: set[Path] = set()
-        self.ended: set[Path] = set()
-        """The finished ones, and those that failed."""
-        self.ledgers = [ledger.Tail(place) for place in dict.fromkeys(config.results_dir for config in configs)]
+        self.finished: set[str] = set()
+        self.ended: set[str] = set()
+        roots = dict.fromkeys(config.results_dir for config in configs.values())
+        self.ledgers = {str(root.absolute() / "runs"): ledger.Tail(root) for root in roots}
         self.progress = Progress(len(self.runs), sum(run.effort for run in self.runs.values()), at_once)
 
     def update(self) -> None:
         """Count what has happened since the last time."""
-        for tail in self.ledgers:
+        for folder, tail in self.ledgers.items():
             for entry in tail.read():
-                run = self.runs.get(entry.get("run_id", ""))
-                if run is not None and run.config.run_dir not in self.ended:
-                    self._count(str(entry.get("event")), run)
+                place = f"{folder}/{entry.get('run_id')}"
+                if place in self.runs and place not in self.ended:
+                    self._count(str(entry.get("event")), place)
         self.progress.workers = len(self.running) or self.progress.workers
         self.progress.show(list(self.running.values()))
 
-    def _count(self, event: str, run: Remote) -> None:
-        run_id = run.config.run_id
-        if event == "started" and run_id not in self.running:
-            self.running[run_id] = replace(run, started=time.monotonic())
-            self.progress.began(run)
-        elif event == "interrupted" and run_id in self.running:
-            self.progress.put_back(self.running.pop(run_id))
+    def _count(self, event: str, place: str) -> None:
+        run = self.running.get(place)
+        if event == "started" and run is None:
+            self.running[place] = replace(self.runs[place], started=time.monotonic())
+            self.progress.began(self.running[place])
+        elif event == "interrupted" and run is not None:
+            self.progress.put_back(self.running.pop(place))
         elif event in ("finished", "failed"):
-            if run_id not in self.running:
-                self.progress.began(run)
-            self.ended.add(run.config.run_dir)
+            if run is None:
+                self.progress.began(self.runs[place])
+            self.ended.add(place)
             if event == "finished":
-                self.finished.add(run.config.run_dir)
-            run = self.running.pop(run_id, run)
+                self.finished.add(place)
+            run = self.running.pop(place, self.runs[place])
             self.progress.ended(run, list(self.running.values()), event == "finished")

@@ -128,18 +128,16 @@ def test_options_become_those_of_sbatch() -> None:
     assert "slurm_account" not in given
 
 
-def test_runs_are_divided_evenly_into_as_many_tasks_as_an_array_may_have(make_config: MakeConfig) -> None:
-    configs = [make_config(overrides={"seed": seed}) for seed in range(7)]
+def test_runs_are_divided_evenly_into_as_many_tasks_as_an_array_may_have() -> None:
+    def parts(*arguments: Any) -> list[str]:
+        return ["".join(part) for part in divide("abcdefg", *arguments)]
 
-    def seeds(*arguments: Any) -> list[list[int]]:
-        return [[config.seed for config in part] for part in divide(configs, *arguments)]
-
-    assert seeds(None, 1, 100) == [[seed] for seed in range(7)]
-    assert seeds(None, 4, 100) == [[0, 2, 4, 6], [1, 3, 5]]
-    assert seeds(None, 1, 3) == [[0, 3, 6], [1, 4], [2, 5]]
-    assert seeds(3, 1, 100) == [[0, 3, 6], [1, 4], [2, 5]]
+    assert parts(None, 1, 100) == list("abcdefg")
+    assert parts(None, 4, 100) == ["aceg", "bdf"]
+    assert parts(None, 1, 3) == ["adg", "be", "cf"]
+    assert parts(3, 1, 100) == ["adg", "be", "cf"]
     with pytest.raises(ConfigError, match="runs_per_task=2: makes 4 tasks of 7 runs, .* 3 at most; at least 3 runs"):
-        seeds(2, 1, 3)
+        parts(2, 1, 3)
 
 
 def test_states_are_read_of_squeue_and_its_silence_is_no_end_of_tasks(commands: Commands) -> None:
@@ -151,10 +149,12 @@ def test_states_are_read_of_squeue_and_its_silence_is_no_end_of_tasks(commands: 
 
 def test_what_slurm_refuses_is_one_line_and_nothing_started(make_config: MakeConfig, commands: Commands) -> None:
     configs = [make_config(), make_config(overrides={"seed": 1})]
+    with pytest.raises(ConfigError, match="^hydra/launcher=slurm: no cluster$"):
+        run_tasks(configs, options())
+    commands("scontrol", "printf 'ClusterName = here\\nMaxArraySize = 1001\\n'")
     with pytest.raises(ConfigError, match="squeue gets no answer of the cluster's controller"):
         run_tasks(configs, options())
     commands("squeue", "")
-    commands("scontrol", "echo 'MaxArraySize = 1001'")
     commands("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: invalid partition specified: none$"):
         run_tasks(configs, options(partition="none"))
@@ -165,7 +165,21 @@ def begin(config: Config, job: str) -> None:
     config.run_dir.mkdir(parents=True)
     (config.run_dir / "run.json").write_text('{"status": "running"}')
     lock_of(config).parent.mkdir(exist_ok=True)
-    lock_of(config).write_text(json.dumps({"host": "far", "pid": 1, "machine": "far", "started": 1, "job": job}))
+    lock_of(config).write_text(
+        json.dumps({"host": "far", "pid": 1, "machine": "far", "started": 1, "job": f"here {job}"})
+    )
+
+
+def queue_of(*configs: Config, task: str | None = None) -> Queue:
+    """What is known of some runs, which a task is at."""
+    queue = Queue(configs, "here")
+    if task is not None:
+        queue._add(task, [place(config) for config in configs])
+    return queue
+
+
+def place(config: Config) -> str:
+    return str(config.run_dir)
 
 
 def exception(config: Config) -> str:
@@ -174,13 +188,12 @@ def exception(config: Config) -> str:
 
 def test_what_a_killed_task_could_not_record_is_recorded(make_config: MakeConfig) -> None:
     killed, done, failed, untouched, told = (make_config(overrides={"seed": seed}) for seed in range(5))
-    queue = Queue([killed, done, failed, untouched, told])
-    queue._add("7_0", [killed, done, failed, untouched, told])
+    queue = queue_of(killed, done, failed, untouched, told, task="7_0")
     begin(killed, "7_0")
     finish(done)
     record_failure(failed, "ValueError", "no good", "")
     begin(told, "7_0")  # its record may be seen later than the ledger
-    assert queue.settle("7_0", "NODE_FAIL", {told.run_dir}) == [untouched]
+    assert queue.settle("7_0", "NODE_FAIL", {place(told)}) == [place(untouched)]
     assert exception(killed) == "task 7_0 ended as NODE_FAIL; its log is in " + str(queue.folder)
     assert exception(failed) == "no good" and sweep.is_finished(done) and not untouched.run_dir.exists()
     assert sweep.record_of(told) == {"status": "running"}
@@ -190,8 +203,7 @@ def test_what_a_killed_task_could_not_record_is_recorded(make_config: MakeConfig
 @pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
 def test_a_task_that_came_to_nothing_is_not_submitted_again(make_config: MakeConfig, state: str) -> None:
     config, other = make_config(), make_config(overrides={"seed": 1})
-    queue = Queue([config, other])
-    queue._add("7", [config, other])
+    queue = queue_of(config, other, task="7")
     if state == "CANCELLED":
         begin(other, "7")
     assert queue.settle("7", state, set()) == []
@@ -199,8 +211,7 @@ def test_a_task_that_came_to_nothing_is_not_submitted_again(make_config: MakeCon
 
 def test_locks_of_others_are_left(make_config: MakeConfig) -> None:
     config = make_config()
-    queue = Queue([config])
-    queue._add("7_0", [config])
+    queue = queue_of(config, task="7_0")
     begin(config, "8_0")
     queue.settle("7_0", None, set())
     assert lock_of(config).exists() and sweep.record_of(config) == {"status": "running"}
@@ -210,7 +221,8 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     waiting, lost, new = (make_config(overrides={"seed": seed}) for seed in range(3))
     folder = waiting.results_dir / "slurm"
     folder.mkdir(parents=True)
-    me = {"machine": machine(), "pid": os.getpid(), "started": sweep.start_of(os.getpid())}
+    me = {"cluster": "here", "user": os.getuid(), "machine": machine()}
+    me |= {"pid": os.getpid(), "started": sweep.start_of(os.getpid())}
 
     def write(job: int, owner: dict[str, Any], *configs: Config) -> None:
         tasks = {f"{job}_{n}": [str(config.run_dir.absolute())] for n, config in enumerate(configs)}
@@ -219,27 +231,29 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     write(7, me | {"started": 1}, waiting, lost)
     write(6, me | {"started": 1}, lost)
     write(8, me, make_config(overrides={"seed": 9}), new)
+    write(5, me | {"cluster": "there"}, lost)
+    write(4, me | {"user": os.getuid() + 1}, lost)
     begin(lost, "7_1")
     (folder / "6_0_submitted.pkl").touch()
-    queue = Queue([waiting, lost, new])
+    queue = queue_of(waiting, lost, new)
     queue.adopt({"7_0": "PENDING", "7_1": "FAILED", "8_0": "RUNNING", "8_1": "RUNNING"})
-    assert queue.tasks == {"7_0": [waiting], "8_1": [new]}
+    assert queue.tasks == {"7_0": [place(waiting)], "8_1": [place(new)]}
     assert queue.others == {"8_1"}  # this process lives, and is not to have its tasks cancelled
     assert not lock_of(lost).exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["7.json", "8.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["4.json", "5.json", "7.json", "8.json"]
 
 
 def test_the_view_counts_what_the_ledger_says(make_config: MakeConfig, capsys: Capture) -> None:
     first, second = make_config(), make_config(overrides={"seed": 1})
     ledger.append(first.results_dir, "finished", run_id=first.run_id)  # before
-    view = View([first, second], at_once=2)
+    view = View(queue_of(first, second).configs, at_once=2)
     for event in ("started", "interrupted", "started", "finished"):
         ledger.append(first.results_dir, event, run_id=first.run_id)
     ledger.append(first.results_dir, "failed", run_id=second.run_id)
     ledger.append(first.results_dir, "failed", run_id="another sweep's")
     view.update()
     view.update()
-    assert view.finished == {first.run_dir} and view.ended == {first.run_dir, second.run_dir}
+    assert view.finished == {place(first)} and view.ended == {place(first), place(second)}
     assert (view.progress.done, view.progress.failed, view.progress.waiting) == (1, 1, 0.0)
     assert capsys.readouterr().err.splitlines()[-1].startswith("1/2 done, 1 failed, took ")
 

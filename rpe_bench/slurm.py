@@ -340,7 +340,11 @@ class Queue:
                     if is_over(known.get(task)):
                         self._bury(task, wanted)
                     elif wanted:
-                        self._add(task, wanted)
+                        self.tasks[task] = wanted
+                        # What says that it runs may be of this task: then it has begun.
+                        seen = {place: record_of(self.configs[place]) for place in wanted}
+                        running = [place for place, record in seen.items() if record.get("status") == "running"]
+                        self.before |= seen | dict.fromkeys(running, {})
                         # Of a process of another host's it is not known whether it has ended.
                         if owner["machine"] != machine() or is_alive(owner["pid"], owner["started"]):
                             self.others.add(task)
@@ -358,6 +362,8 @@ class Queue:
         shares = [Share([self.configs[place] for place in part], Path.cwd()) for part in parts]
         owner = {"cluster": self.cluster, "user": os.getuid()}
         owner |= {"machine": machine(), "pid": os.getpid(), "started": start_of(os.getpid())}
+        # Beforehand: the first may start at once.
+        self.before |= {place: record_of(self.configs[place]) for part in parts for place in part}
         with held_back() as stop:  # or tasks would be in the queue that nobody knows of
             try:
                 ids = submit(shares, options, self.folder)
@@ -366,15 +372,10 @@ class Queue:
                     raise KeyboardInterrupt("interrupted") from error
                 raise
             tasks = dict(zip(ids, parts, strict=True))
+            self.tasks |= tasks
             job = ids[0].partition("_")[0]
             write_text(self.folder / f"{job}.json", json.dumps({"owner": owner, "tasks": tasks}) + "\n")
-            for task, part in tasks.items():
-                self._add(task, part)
         return job
-
-    def _add(self, task: str, places: list[str]) -> None:
-        self.tasks[task] = places
-        self.before |= {place: record_of(self.configs[place]) for place in places}
 
     def settle(self, task: str, state: str | None, finished: set[str]) -> list[str]:
         """See to it that the runs of a task that has ended have records that say so; returns those to be submitted

@@ -174,7 +174,8 @@ def queue_of(*configs: Config, task: str | None = None) -> Queue:
     """What is known of some runs, which a task is at."""
     queue = Queue(configs, "here")
     if task is not None:
-        queue._add(task, [place(config) for config in configs])
+        queue.tasks[task] = [place(config) for config in configs]
+        queue.before = {place(config): sweep.record_of(config) for config in configs}
     return queue
 
 
@@ -234,13 +235,16 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     write(5, me | {"cluster": "there"}, lost)
     write(4, me | {"user": os.getuid() + 1}, lost)
     begin(lost, "7_1")
+    begin(new, "8_1")
     (folder / "6_0_submitted.pkl").touch()
     queue = queue_of(waiting, lost, new)
     queue.adopt({"7_0": "PENDING", "7_1": "FAILED", "8_0": "RUNNING", "8_1": "RUNNING"})
     assert queue.tasks == {"7_0": [place(waiting)], "8_1": [place(new)]}
     assert queue.others == {"8_1"}  # this process lives, and is not to have its tasks cancelled
     assert not lock_of(lost).exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["4.json", "5.json", "7.json", "8.json"]
+    assert queue.settle("8_1", "NODE_FAIL", set()) == []
+    assert exception(new).startswith("task 8_1 ended as NODE_FAIL")
+    assert {path.name for path in folder.iterdir()} == {"4.json", "5.json", "7.json"}
 
 
 def test_the_view_counts_what_the_ledger_says(make_config: MakeConfig, capsys: Capture) -> None:

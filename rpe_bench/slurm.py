@@ -302,6 +302,9 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
                 for task in [task for task in queue.tasks if is_over(known.get(task))]:
                     rest += queue.settle(task, known.get(task), view.finished)
         view.update()
+        if queue.idle:
+            what = f"{len(queue.idle)} tasks ended before a run began, the first as {queue.idle[0]}"
+            view.progress.say([f"{what}; their logs, which say why, are in {queue.folder}"])
     except KeyboardInterrupt:
         queue.cancel()
         raise
@@ -322,6 +325,8 @@ class Queue:
         """Those of them that another process, which may live, has submitted."""
         self.before: dict[str, dict[str, Any]] = {}
         """The record that each run had when it was submitted, or its task was found."""
+        self.idle: list[str] = []
+        """Tasks that ended before any of their runs began, with their states."""
 
     def claimed(self) -> set[str]:
         """The runs that some task is at, or is to be at."""
@@ -404,8 +409,12 @@ class Queue:
             tasks = json.loads(path.read_text())["tasks"]
             if not self.tasks.keys() & tasks.keys():
                 self._sweep_up(path, tasks)
-        # A task that came to nothing would again; and one that was cancelled is not wanted.
-        return untouched if begun and state != "CANCELLED" else []
+        if state == "CANCELLED":
+            return []
+        if not begun:  # nor would it the next time
+            self.idle.append(f"{task} ({state})")
+            return []
+        return untouched
 
     def _bury(self, task: str, places: Iterable[str]) -> None:
         """Remove the locks that a task has left: what SLURM says has ended need not be waited for."""

@@ -208,6 +208,7 @@ def test_a_task_that_came_to_nothing_is_not_submitted_again(make_config: MakeCon
     if state == "CANCELLED":
         begin(other, "7")
     assert queue.settle("7", state, set()) == []
+    assert queue.idle == (["7 (FAILED)"] if state == "FAILED" else [])
 
 
 def test_locks_of_others_are_left(make_config: MakeConfig) -> None:

@@ -21,13 +21,18 @@ from omegaconf.errors import OmegaConfBaseException
 from rpe_bench import catalogue
 from rpe_bench.errors import ConfigError, nearest
 
+SLURM = "hydra_plugins.rpe_bench._slurm.SlurmLauncher"
+"""The launcher that needs an extra, by its dotted path."""
 _OTHER_SWEEPER = "a sweep goes with hydra/sweeper=resuming"
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 """What Hydra raises where an override or a file is wrong."""
 
 _KEY_VALUE = re.compile(r"(\+\+|\+|)(?P<key>[^=+~@/]+)=(?P<value>.*)", re.DOTALL)
-_OPEN = ("sweeper.params.", "job.env_set.", "job_logging.", "hydra_logging.", "callbacks.")
+_OPEN = (
+    *("sweeper.params.", "launcher.additional_parameters."),
+    *("job.env_set.", "job_logging.", "hydra_logging.", "callbacks."),
+)
 """Where Hydra's own node takes keys of any name, which then need the `+`."""
 _PLAIN_PATH = re.compile(r"(?!['\"]|(choice|range|interval|glob|sort|shuffle|tag)\()[^,]+", re.DOTALL)
 
@@ -61,12 +66,14 @@ def compose(arguments: Sequence[str]) -> Composed | None:
     _register_plugins()
 
     found: list[DictConfig] = []
+    launchers: list[str] = []
 
     def keep(config: DictConfig) -> None:
         # Our sweeper gives its launcher another function; what another sweeper composes would never be run.
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise ConfigError(_OTHER_SWEEPER)
         found.append(config)
+        launchers.append(HydraConfig.get().launcher.get("_target_"))
 
     def run_hydra(request: argparse.Namespace) -> None:
         _run_hydra(
@@ -86,6 +93,8 @@ def compose(arguments: Sequence[str]) -> Composed | None:
             repeat.cfg, repeat.package, repeat.resolve = None, None, False
             repeat.overrides = [*repeat.overrides, "hydra.mode=RUN"]
             run_hydra(repeat)
+        if SLURM in launchers and not shown:
+            raise ConfigError("hydra/launcher=slurm: goes with -m, for one run too")
         return Composed(as_data(found[0]), shown) if found else None
     except COMPOSITION_ERRORS as error:
         raise ConfigError(explain(error)) from error
@@ -115,6 +124,20 @@ def _register_plugins() -> None:
 
     plugins.register(PoolLauncher)
     plugins.register(ResumingSweeper)
+
+
+def register_slurm() -> None:
+    """Make the launcher of SLURM known to Hydra.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    try:
+        from hydra_plugins.rpe_bench._slurm import SlurmLauncher
+    except ImportError as error:
+        what = f"needs the extra slurm, as by pip install -e '.[slurm]' ({error})"
+        raise ConfigError(f"hydra/launcher=slurm: {what}") from error
+    Plugins.instance().register(SlurmLauncher)
 
 
 def judged_by_us(overrides: Iterable[str]) -> list[str]:

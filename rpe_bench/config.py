@@ -412,8 +412,11 @@ def _digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def resolve(raw: Mapping[str, Any]) -> Config:
+def resolve(raw: Mapping[str, Any], gpu: bool | None = None) -> Config:
     """The config that `raw`, as composed, stands for: complete, checked, and ready to run.
+
+    Args:
+        gpu: whether there is one where it will run; None where that is here.
 
     Raises:
         ConfigError: all that is wrong with it, a line each.
@@ -436,27 +439,28 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         errors += error.errors
     if errors:
         raise ConfigError(*errors)
-    return _fit(config)
+    return _fit(config, gpu)
 
 
 @dataclass
 class Resolver:
     """`resolve`, for the many jobs of a sweep: those that differ in their seed alone are checked together.
 
-    Nothing that is checked depends on the seed but its own range.
+    Nothing that is checked depends on the seed but its own range. `gpu` as of `resolve`.
     """
 
+    gpu: bool | None = None
     _found: dict[str, Config | ConfigError] = field(default_factory=dict)
 
     def __call__(self, raw: Mapping[str, Any]) -> Config:
         """As `resolve`."""
         seed = raw.get("seed")
         if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
-            return resolve(raw)
+            return resolve(raw, self.gpu)
         key = repr({**raw, "seed": None})  # unlike JSON, tells 1 from 1.0 and from true
         if key not in self._found:
             try:
-                self._found[key] = resolve(raw)
+                self._found[key] = resolve(raw, self.gpu)
             except ConfigError as error:
                 self._found[key] = error
         found = self._found[key]
@@ -530,8 +534,11 @@ def _keys(section: str) -> list[str]:
     return list(model.model_fields)
 
 
-def _fit(config: Config) -> Config:
-    """Fill in what is left to the task and the machine, and hold the parts against each other."""
+def _fit(config: Config, gpu: bool | None) -> Config:
+    """Fill in what is left to the task and the machine, and hold the parts against each other.
+
+    `gpu` is as in `resolve`.
+    """
     name = config.task.name
     with blamed_on(f"task={name}"):
         task = config.build_task()
@@ -582,10 +589,11 @@ def _fit(config: Config) -> Config:
         needs = "causal: true" if task.causal else "bidirectional: false"
         errors.append(f"model.causal={show(causal)}: contradicts task={name}, whose model must be {needs} or null")
 
-    usable = torch.cuda.is_available()
+    usable = torch.cuda.is_available() if gpu is None else gpu
     device = config.device if config.device != "auto" else "cuda" if usable else "cpu"
     if device == "cuda" and not usable:
-        errors.append("device=cuda: torch finds no GPU here (choose cpu or auto)")
+        why = "torch finds no GPU here" if gpu is None else "the launcher asks for no GPU"
+        errors.append(f"device=cuda: {why} (choose cpu or auto)")
     if errors or sizes is None:
         raise ConfigError(*errors)
 

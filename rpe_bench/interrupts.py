@@ -25,7 +25,9 @@ def held_back() -> Iterator[Request]:
     """Within the block, Ctrl-C and SIGTERM only say so, to be asked for when the block sees fit.
 
     KeyboardInterrupt is raised in the middle of the block after all where it has not ended PATIENCE seconds later, and
-    at once by a second signal. A signal that is ignored, as Ctrl-C is by the workers of a sweep, stays so.
+    at once by a second Ctrl-C. A second SIGTERM is the same request again: a cluster sends one to each process of a
+    job, and the pool among them passes its own on. A signal that is ignored, as Ctrl-C is by the workers of a sweep,
+    stays so.
 
     Raises:
         KeyboardInterrupt: at the end of a block that had been asked to end, and has not said so itself.
@@ -37,6 +39,8 @@ def held_back() -> Iterator[Request]:
 
     def ask(number: int, frame: Any) -> None:
         if request.made:
+            if number == signal.SIGTERM:
+                return
             raise KeyboardInterrupt("interrupted")
         request.made = True
         signal.setitimer(signal.ITIMER_REAL, PATIENCE)

@@ -41,6 +41,30 @@ def read(results_dir: Path) -> Iterator[dict[str, Any]]:
         content = (results_dir / "ledger.jsonl").read_bytes()
     except FileNotFoundError:
         return
+    yield from _entries(content)
+
+
+class Tail:
+    """What is added to a ledger from now on."""
+
+    def __init__(self, results_dir: Path) -> None:
+        self.path = results_dir / "ledger.jsonl"
+        self.offset = self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The whole lines since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                content = file.read()
+        except FileNotFoundError:
+            return
+        content = content[: content.rfind(b"\n") + 1]
+        self.offset += len(content)
+        yield from _entries(content)
+
+
+def _entries(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
         with suppress(ValueError):
             entry = json.loads(line)

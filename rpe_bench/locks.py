@@ -97,7 +97,7 @@ class Watch:
         if seen.is_alive or (not seen.is_dead and time.monotonic() - when < STALE):
             return True
         self.since.pop(path, None)
-        return not _remove(path, seen)
+        return not remove(path, seen)
 
 
 def clear(results_dir: Path) -> None:
@@ -116,7 +116,7 @@ def clear(results_dir: Path) -> None:
                     path.unlink(missing_ok=True)
 
 
-def _remove(path: Path, dead: Seen) -> bool:
+def remove(path: Path, dead: Seen) -> bool:
     """Remove the lock of a dead process, unless someone else was quicker: whether nobody has it now."""
     with (path.parent / GUARD).open("w") as guard:
         # One at a time, or the second might remove the lock of the first. Where a shared file system cannot do that for
@@ -152,7 +152,7 @@ def hold(path: Path) -> Iterator[None]:
     killed: whatever it still wrote, such as that it was interrupted, could spoil what another has finished since.
     """
     seen = look(path)
-    if seen is not None and not (seen.is_dead and _remove(path, seen)):
+    if seen is not None and not (seen.is_dead and remove(path, seen)):
         raise Held(seen.owner)
     mine = {
         "host": socket.gethostname(),
@@ -160,6 +160,7 @@ def hold(path: Path) -> Iterator[None]:
         "machine": machine(),
         "started": start_of(os.getpid()),
         "token": uuid.uuid4().hex,
+        "job": job_of_slurm(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     _create(path, json.dumps(mine).encode())
@@ -202,6 +203,13 @@ def _beat(path: Path, mine: dict[str, Any], ended: threading.Event) -> None:
 
 
 # Processes
+
+
+def job_of_slurm() -> str | None:
+    """The task of a SLURM array, or the job, that this process is part of: the cluster, and the id as squeue has it."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+    return job and f"{os.environ.get('SLURM_CLUSTER_NAME')} {job}"
 
 
 @cache

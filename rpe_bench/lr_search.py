@@ -238,7 +238,7 @@ def _trials(job: Job, asked: LrSearch) -> list[Job]:
     return trials
 
 
-def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
+def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: int | None = None) -> int:
     """As `rpe_bench.sweep.run_jobs`, with the learning rate of each job chosen first; returns the exit status."""
     needed = searches(jobs)
     if jobs[0].config.sweep.dry_run:
@@ -247,7 +247,7 @@ def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> in
     unknown = [search for search in needed if chosen[search.id] is None]
     if unknown:
         print(f"lr_search: {len(unknown)} of {len(needed)} learning rates to choose", flush=True)
-        status = run_jobs([trial for search in unknown for trial in search.trials], launch)
+        status = run_jobs([trial for search in unknown for trial in search.trials], launch, at_once)
         if status not in (0, 1):
             return status
         try:
@@ -258,7 +258,7 @@ def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> in
             print(f"the learning rates cannot be recorded: {one_line(error)}", file=sys.stderr)
             return 1
     ready = [with_lr(job, lr) for search in needed if (lr := chosen[search.id]) is not None for job in search.jobs]
-    status = run_jobs(ready, launch) if ready else 0
+    status = run_jobs(ready, launch, at_once) if ready else 0
     lacking = [search for search in needed if chosen[search.id] is None]
     for search in lacking:
         print(f"{search.label}: {len(search.jobs)} jobs not run: {why_not(search.outcomes())}", file=sys.stderr)

@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 import yaml
@@ -466,10 +466,14 @@ class Plan:
         return f"{len(self.all)} jobs: {', '.join(counts)}{end}"
 
 
-def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
-    """Launch the jobs that are not finished, each run once; say what failed; returns the exit status."""
+def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: int | None = None) -> int:
+    """Launch the jobs that are not finished, each run once; say what failed; returns the exit status.
+
+    Args:
+        at_once: how many the launcher runs at once; as many as the pool would where it does not say.
+    """
     if jobs[0].config.sweep.dry_run:
-        return dry_run(jobs)
+        return dry_run(jobs, at_once)
     configs = [job.config for job in jobs]
     plan = Plan.of(jobs)
     if plan.todo or any(config.sweep.force for config in configs):
@@ -481,7 +485,7 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any]) -> int:
     print(plan, flush=True)
     unique, todo = plan.all, plan.todo
     if todo:
-        tell_ledger("sweep", todo)
+        tell_ledger("sweep", todo, at_once)
     try:
         before = [record_of(job.config) for job in todo]
         remaining = todo
@@ -518,18 +522,19 @@ def unfinished(plan: Plan) -> list[Config]:
     return [j.config for j in plan.all if j.config.run_dir not in finished and not is_finished(j.config)]
 
 
-def tell_ledger(event: str, jobs: Sequence[Job]) -> None:
+def tell_ledger(event: str, jobs: Sequence[Job], at_once: int | None = None) -> None:
     """What a sweep is about to do, or has done, in each of its results directories."""
     me = {"machine": machine(), "started": start_of(os.getpid())}
     for place in dict.fromkeys(job.config.results_dir for job in jobs):
         here = [job.config for job in jobs if job.config.results_dir == place]
         if event == "sweep":
-            ledger.append(place, event, **me, workers=workers_of(here), runs=[config.run_id for config in here])
+            workers = at_once or workers_of(here)
+            ledger.append(place, event, **me, workers=workers, runs=[config.run_id for config in here])
         else:
             ledger.append(place, event, **me, finished=sum(map(is_finished, here)), of=len(here))
 
 
-def dry_run(jobs: Sequence[Job]) -> int:
+def dry_run(jobs: Sequence[Job], at_once: int | None = None) -> int:
     """Say what a sweep would run, what it would leave, and about how long it would take; nothing is written."""
     plan = Plan.of(jobs)
     by_request = _forced([job.config for job in jobs])
@@ -546,10 +551,10 @@ def dry_run(jobs: Sequence[Job]) -> int:
         verb = "would run" if place in to_run else "finished" if place in finished else "would leave"
         print(f"{verb:11}  {job.config.run_id}{about}")
     if todo:
-        workers = workers_of([job.config for job in todo])
+        workers = at_once or workers_of([job.config for job in todo])
         seconds = estimate([job.config for job in plan.all], [job.config for job in todo], workers)
-        at_once = f"{workers} at once" if workers > 1 else "one after the other"
-        print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {at_once}")
+        how = f"{workers} at once" if workers > 1 else "one after the other"
+        print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {how}")
     return 0
 
 
@@ -746,13 +751,14 @@ def _out_of_room(config: Config) -> str | None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its container's share of time where that is less."""
+    """Cores that this process may use: its affinity, and its container's or its cluster's share where that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(FileNotFoundError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    # Not every cluster binds a task to the cores that it was given.
+    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK", cores)))
 
 
 def _import_all(configs: Sequence[Config]) -> None:
@@ -801,6 +807,8 @@ def _run_in_child(config: Config, work: Callable[[Config], None], output: int, g
 
 
 def _interrupt(number: int, frame: Any) -> None:
+    # Once: a cluster sends the signal to every process of a job, and the pool passes its own on to those of its runs.
+    signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt("terminated")
 
 
@@ -877,6 +885,16 @@ def effort(config: Config) -> float:
     return (3 * trained + evaluated) * config.model.layers * config.model.dim
 
 
+class Running(Protocol):
+    """A run that is on its way, in a process of the pool or elsewhere."""
+
+    config: Config
+    effort: float
+
+    @property
+    def seconds(self) -> float: ...
+
+
 class Progress:
     """``3/45 done, 2 running, 0 failed, 90 an hour, ETA 2 min 10 s`` on stderr: one changing line on a terminal, else
     one as each run ends.
@@ -896,11 +914,11 @@ class Progress:
         self.news: list[str] = [] if self.live else [""]
         """Runs that have ended and are yet to be told of, where no line is renewed; at the start, none."""
 
-    def began(self, worker: Worker) -> None:
+    def began(self, worker: Running) -> None:
         """Count a run that has begun."""
         self.waiting -= worker.effort
 
-    def put_back(self, worker: Worker) -> None:
+    def put_back(self, worker: Running) -> None:
         """Count a run that had not begun after all."""
         self.waiting += worker.effort
 
@@ -914,9 +932,9 @@ class Progress:
         if not self.live:
             self.news.append(f"; {config.run_id} {'finished' if finished else 'failed'} elsewhere")
 
-    def ended(self, worker: Worker) -> None:
-        """Count a run whose process has ended."""
-        finished = is_finished(worker.config)
+    def ended(self, worker: Running, finished: bool | None = None) -> None:
+        """Count a run that has ended; whether well, its record says where that is not known."""
+        finished = is_finished(worker.config) if finished is None else finished
         if finished:
             self.done += 1
             self.spent += worker.effort
@@ -926,7 +944,7 @@ class Progress:
         if not self.live:
             self.news.append(f"; {worker.config.run_id} {'finished' if finished else 'failed'}")
 
-    def show(self, running: Sequence[Worker]) -> None:
+    def show(self, running: Sequence[Running]) -> None:
         """Renew the line of a terminal; elsewhere tell of the runs that have ended since, with what runs by now."""
         for news in self.news:
             print(f"{self.line(running)}{news}", file=sys.stderr, flush=True)
@@ -946,7 +964,7 @@ class Progress:
         if self.live:
             print(file=sys.stderr)
 
-    def line(self, running: Sequence[Worker]) -> str:
+    def line(self, running: Sequence[Running]) -> str:
         """How far the sweep is."""
         elapsed = time.monotonic() - self.began_at
         if self.done + self.failed == self.total:

@@ -167,7 +167,7 @@ def test_a_lock_is_not_taken_from_one_who_has_just_taken_it(path: Path) -> None:
     dead = look(path)
     assert dead is not None
     of_another_host(path, "alive")
-    assert not locks._remove(path, dead)
+    assert not locks.remove(path, dead)
     seen = look(path)
     assert seen is not None and seen.owner["token"] == "alive"
     assert {file.name for file in path.parent.iterdir()} == {".guard", "run"}

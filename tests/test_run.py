@@ -388,6 +388,12 @@ def test_an_interrupt_waits_for_the_end_of_a_step_but_not_for_long(monkeypatch: 
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("not interrupted by the second")
+    steps = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+        for _ in range(2):  # from a cluster, and from the pool
+            signal.raise_signal(signal.SIGTERM)
+        steps.append("the step is made to its end")
+    assert steps
     with pytest.raises(KeyboardInterrupt), interrupts.held_back():
         signal.raise_signal(signal.SIGINT)
     with interrupts.held_back() as stop:

@@ -40,8 +40,11 @@ class ResumingSweeper(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         # Here rather than on top: every application of Hydra in this environment imports this module.
+        from rpe_bench.compose import SLURM, register_slurm
         from rpe_bench.sweep import job
 
+        if config.hydra.launcher.get("_target_") == SLURM:
+            register_slurm()
         super().setup(hydra_context=hydra_context, task_function=job, config=config)
 
     def sweep(self, arguments: list[str]) -> None:
@@ -69,7 +72,7 @@ class ResumingSweeper(BasicSweeper):
 
         loader, config = self.hydra_context.config_loader, self.config
         composed = Combinations(lambda overrides: loader.load_sweep_config(config, overrides))
-        resolved = Resolver()
+        resolved = Resolver(getattr(self.launcher, "gpu", None))
         jobs, errors = [], {}
         for number, combination in enumerate(combinations):
             try:
@@ -86,15 +89,19 @@ class ResumingSweeper(BasicSweeper):
             name = type(launcher).__name__
             raise ConfigError(f"sweep.timeout_minutes: is kept by hydra/launcher=pool alone, and not by {name}")
 
+        def hand_over(some: list[Job]) -> None:
+            if hasattr(launcher, "configs"):  # one of ours, which is spared to compose everything once more
+                launcher.configs = {tuple(job.overrides): job.config for job in some}
+
         def launch(todo: list[Job]) -> None:
-            if isinstance(launcher, PoolLauncher):
-                # Spares it to compose everything once more.
-                launcher.configs = {tuple(job.overrides): job.config for job in todo}
+            hand_over(todo)
             launcher.launch([job.overrides for job in todo], initial_job_idx=0)
 
+        hand_over(jobs)
+        at_once = getattr(launcher, "at_once", None)
         searches = any(job.config.sweep.lr_search for job in jobs)
         with raising():
-            status = run_searching(jobs, launch) if searches else run_jobs(jobs, launch)
+            status = run_searching(jobs, launch, at_once) if searches else run_jobs(jobs, launch, at_once)
         if status:
             raise SystemExit(status)
 

@@ -106,7 +106,7 @@ def text(rows: pd.DataFrame, what: str) -> str:
         columns = [f"{lo}-{hi}" for lo, hi in zip(parts["lo"], parts["hi"], strict=True)]
         blocks.append((f"the same at length {longest}, by position", parts.assign(column=columns)))
     seeds = rows["seed"].nunique()
-    counted = f"{seeds} seed{'s: mean, and bootstrap 95 % interval of the mean' if seeds > 1 else ''}"
+    counted = f"{seeds} seed{'s: mean [95 % interval]' if seeds > 1 else ''}"
     shown = []
     for title, frame in blocks:
         frame = frame.drop_duplicates([what, "stage", "seed", "column"])  # a half may be a quarter

@@ -41,7 +41,7 @@ VALUES = [
         "encoding.scaling=null",
     ],
     ["results_dir='a, b'", "results_dir=$HOME", "results_dir=???"],
-    ["model.causal=true", "model.heads.of.what=1", "model=null", "model.name=007"],
+    ["model.causal=true", "model.heads.of.what=1", "model=null", "model.layers=007"],
     ["logger.tags=[a,'b c']", "logger.tags={a:1}", "~logger.tags", "new.key.there='12'"],
     ["experiment=extrapolation"],
 ]
@@ -52,9 +52,8 @@ CHOICES = [
 ]
 
 
-def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra) -> None:
-    seed = random.randrange(10**6)
-    print("seed", seed)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra, seed: int) -> None:
     rng = random.Random(seed)
     jobs: list[list[str]] = []
     for _ in range(4):

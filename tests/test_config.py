@@ -321,7 +321,7 @@ def test_what_differs_in_its_seed_alone_is_checked_once(
     others += [raw | {"threads": threads} for threads in (2, 2.0, True, 0, 0)]
     expected = [outcome(resolve, given) for given in others]
     checked = []
-    monkeypatch.setattr(config_module, "resolve", lambda given: checked.append(given) or resolve(given))
+    monkeypatch.setattr(config_module, "resolve", lambda given, gpu: checked.append(given) or resolve(given, gpu))
     resolver = Resolver()
     assert [outcome(resolver, given) for given in others] == expected
     # Seeds that are wrong each time; threads=0 once.

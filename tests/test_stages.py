@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from rpe_bench import catalogue
 from rpe_bench.cli import main
@@ -191,7 +192,8 @@ def test_seeds_are_averaged_and_all_of_them_are_in_the_table(make_config: MakeCo
     assert len(loss) == 2
     text = capsys.readouterr().out
     assert "2 seeds: mean" in text
-    assert f"{loss.mean():.3f} [{loss.min():.3f}, {loss.max():.3f}]" in text
+    margin = stats.t.ppf(0.975, 1) * loss.sem()
+    assert f"{loss.mean():.3f} [{loss.mean() - margin:.3f}, {loss.mean() + margin:.3f}]" in text
 
 
 # retrofit and drop

@@ -48,8 +48,8 @@ class Report:
 def write_report(results_dir: str | Path, out: str | Path) -> Report:
     """Write OUT/figures, OUT/tables and OUT/dashboard.html from RESULTS_DIR, and their names to OUT/report.json.
 
-    ReportError where no run is finished. The same runs give the same bytes; the files of an earlier report are replaced, and
-    those that this one does not have are removed.
+    ReportError where no run is finished. The same runs give the same bytes; the files of an earlier report are
+    replaced, and those that this one does not have are removed.
     """
     results = load_results(results_dir)
     if results.evaluations.empty:

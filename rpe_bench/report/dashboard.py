@@ -5,6 +5,7 @@ The page is `page/page.html` with `page/*.css`, `page/*.js` and the data inlined
 
     title, digits     of the directory; significant digits of the numbers below
     encodings         label, colour, dashes, marker of each, in order, as in the figures
+    looks             the same of anything else that is numbered, such as the heads of a run
     tasks             label, train_length, train_tokens; and of each of GRIDS its cells, a list a column
     lines             one a task and encoding: which (`task`, `encoding`, by number), `runs` behind it (by number),
                       effective length, cost, and over its seeds `n`, mean, interval and range in each cell of a grid
@@ -88,7 +89,9 @@ def page(data: Mapping[str, Any], version: str = "") -> str:
     allowed = {"default": "none", "script": _digest(script), "style": _digest(style), "connect": "none"}
     if version:
         allowed["connect"] = "self"
-    policy = "; ".join([*(f"{kind}-src '{what}'" for kind, what in allowed.items()), "img-src data:", "base-uri 'none'"])
+    policy = "; ".join(
+        [*(f"{kind}-src '{what}'" for kind, what in allowed.items()), "img-src data:", "base-uri 'none'"]
+    )
     parts = {
         "POLICY": policy,
         "TITLE": _escaped(f"{data['title']} · rpe_bench"),
@@ -128,16 +131,21 @@ def dashboard_data(results: Results, results_dir: str | Path) -> dict[str, Any]:
         "digits": DIGITS,
         "threshold": THRESHOLD,
         "statuses": list(STATUSES),
-        "encodings": [
-            {"label": label, "colour": look.colour, "dashes": list(look.dashes[1]), "marker": look.marker}
-            for label, look in styles(encodings).items()
-        ],
+        "encodings": _looks(encodings),
+        "looks": _looks([str(number) for number in range(12)]),
         "tasks": [_task(results, label, grids) for label in tasks],
         "lines": _lines(results, runs, numbers, grids),
         "runs": _runs(results, runs, numbers),
         "configs": _configs([results.configs.get(directory, {}) for directory in runs["directory"]]),
         "scores": _scores(results, runs, numbers, grids, root),
     }
+
+
+def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "colour": look.colour, "dashes": list(look.dashes[1]), "marker": look.marker}
+        for label, look in styles(labels).items()
+    ]
 
 
 # Cells: what a task was measured at, and the values there

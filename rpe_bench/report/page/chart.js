@@ -423,14 +423,14 @@ function highlight(name) {
 
 /** One map: columns and rows of cells, the first row at the bottom; cells[row][column] = {share, said} or null. */
 function heatMap(title, columns, rows, cells, labels) {
-  const [left, top, bottom] = [56, 4, 34];
-  const [wide, high] = [270, Math.max(90, Math.min(170, 13 * rows.length))];
+  const [left, top, bottom] = [70, 4, 34];
+  const [wide, high] = [284, Math.max(90, Math.min(170, 13 * rows.length))];
   const [w, h] = [(wide - left - 6) / columns.length, high / rows.length];
   const picture = svg("svg", { viewBox: `0 0 ${wide} ${high + top + bottom}`, role: "img", "aria-label": `${title}: ${labels.said}` });
   cells.forEach((row, r) =>
     row.forEach((cell, c) => {
       const place = { x: left + c * w, y: top + high - (r + 1) * h, width: w + 0.3, height: h + 0.3 };
-      const rect = svg("rect", cell ? { ...place, class: "cell", fill: ramp(cell.share) } : { ...place, class: "missing" });
+      const rect = svg("rect", cell ? { ...place, class: "cell", "shape-rendering": "crispEdges", fill: ramp(cell.share) } : { ...place, class: "missing" });
       if (cell) rect.append(svg("title", {}, cell.said));
       picture.append(rect);
     }),

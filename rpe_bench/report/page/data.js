@@ -64,9 +64,11 @@ function stepsOf(curve) {
   return Array.from({ length: curve.steps.count }, (_, place) => curve.steps.from + place * curve.steps.by);
 }
 
-/** Keys of the configs in which runs differ. */
+/** Keys of the configs in which runs differ that have one. */
 function varyingKeys() {
-  return Object.keys(data.configs).filter((key) => unique(data.configs[key]).length > 1);
+  const columns = Object.values(data.configs);
+  const known = [...data.runs.directory.keys()].filter((run) => columns.some((column) => column[run] !== null));
+  return Object.keys(data.configs).filter((key) => unique(known.map((run) => data.configs[key][run])).length > 1);
 }
 
 function runNumber(directory) {

@@ -5,7 +5,7 @@ function number(x, digits = 3) {
   if (!Number.isFinite(x)) return "∞";
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return x.toLocaleString("en");
   const size = Math.abs(x);
-  if (size >= 1e6 || (size < 1e-3 && size > 0)) return x.toExponential(digits - 1);
+  if (size >= 1e6 || (size < 1e-3 && size > 0)) return x.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
   return size >= 100 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(digits)));
 }
 
@@ -15,7 +15,11 @@ function measured(metric, x) {
 }
 
 function multiple(ratio) {
-  return `${Number(ratio.toPrecision(4))}×`;
+  return `${Number(ratio.toPrecision(3))}×`;
+}
+
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function duration(seconds) {

@@ -77,7 +77,7 @@ function drawLengths() {
   const xs = task.lengths[state.axis];
   const lines = chosenLines();
   const series = lines.map((line) => seriesOf(line, "lengths", cells, metric, (cell) => xs[cell], ["low", "high"]));
-  title.textContent = `${metric.label} by length: ${task.label}`;
+  title.textContent = `${capital(metric.label)} by length: ${task.label}`;
   const about = aboutSeeds(metric, countsOf(lines, "lengths", cells), "95 % interval of the mean");
   note.textContent = `Trained up to length ${task.train_length}; ${about}.${missingIn(series)}`;
   drawChart(box, {
@@ -131,11 +131,11 @@ function drawPositions() {
   const lines = chosenLines();
   const xOf = (cell) => (grid.start[cell] + grid.stop[cell]) / 2;
   const series = lines.map((line) => seriesOf(line, "positions", cells, metric, xOf, ["min", "max"]));
-  title.textContent = `${metric.label} by position${single ? " of the answer" : ""}: ${task.label}`;
+  title.textContent = `${capital(metric.label)} by position${single ? " of the answer" : ""}: ${task.label}`;
   const widest = Math.max(...cells.map((cell) => grid.stop[cell] - grid.start[cell] + 1));
   const binned = widest > 1 ? ` Each point is of up to ${widest} positions.` : "";
   const about = aboutSeeds(metric, countsOf(lines, "positions", cells), "range of the seeds");
-  note.textContent = `${single ? "One answer in a sequence: every length has its position" : `Sequences of length ${at}`}; ${about}.${binned}${missingIn(series)}`;
+  note.textContent = `${single ? "One answer in a sequence: every length has its position" : `Sequences of length ${at}`}, trained on up to ${task.train_tokens} tokens; ${about}.${binned}${missingIn(series)}`;
   const positionAt = (x) => cells.find((cell) => xOf(cell) === x);
   drawChart(box, {
     label: title.textContent,
@@ -176,8 +176,8 @@ function drawSlices() {
   const rows = starts.map((start) => (share ? `${start}–${stopAt(start)} %` : start === stopAt(start) ? String(start) : `${start}–${stopAt(start)}`));
   const said = name.replaceAll("_", " ");
   const lines = chosenLines().filter((line) => line[state.scaled]);
-  title.textContent = `accuracy by ${said} and length: ${task.label}`;
-  const { counts } = { counts: countsOf(lines, state.scaled, cells) };
+  title.textContent = `Accuracy by ${said} and length: ${task.label}`;
+  const counts = countsOf(lines, state.scaled, cells);
   note.textContent = `${counts.length && Math.max(...counts) > 1 ? `Mean of ${seedCount(counts)}` : "1 seed"}; the line marks the training length${share ? `; ${said} as a share of the greatest at each length` : ""}.`;
   const columns = lengths.map(String);
   const maps = lines.map((line) => {
@@ -202,7 +202,7 @@ function drawSlices() {
 function drawOverview() {
   const { section, note } = panel("overview");
   section.hidden = !data.tasks.length;
-  note.textContent = `The longest evaluated length up to which exact match stays at or above ${data.threshold}, as a multiple of the training length: mean over seeds. ≥ where a seed held as far as was evaluated, 0 where it fails at the training length.`;
+  note.textContent = `The longest evaluated length up to which exact match stays at or above ${data.threshold}, as a multiple of the training length: mean over seeds. ≥ where a seed held as far as was evaluated, 0 where it fails at the training length, – where no run of a task gets there.`;
   const encodings = data.encodings.map(({ label }, place) => ({ label, place })).filter(({ label }) => isChosen(label));
   const heads = data.tasks.map((task, place) =>
     html("th", { scope: "col", class: "number" }, html("button", { type: "button", id: `task-${place}`, "aria-pressed": String(place === chosenTask()), class: place === chosenTask() ? "chosen" : null, onclick: () => choose({ task: task.label, at: "", reached: "" }) }, task.label)),
@@ -217,6 +217,7 @@ function drawOverview() {
 function heldCell(task, line) {
   if (!line) return "";
   const { mean, at_limit: atLimit } = line.effective;
+  if (linesOf(line.task).every((other) => other.effective.max === 0)) return "–";
   const longest = Math.max(...task.lengths.ratio);
   const ratio = mean / task.train_length;
   const cell = html("span", { title: `length ${number(mean)}, ${seedCount([line.runs.length])}` }, `${atLimit ? "≥ " : ""}${multiple(ratio)}`);
@@ -247,8 +248,8 @@ function drawCost() {
   });
   const xs = series.flatMap((one) => [...one.points, ...one.seeds.flat()]).map((point) => point.x);
   const [low, high] = extent(xs);
-  title.textContent = `${metric.label} against cost: ${task.label}`;
-  note.textContent = `${aboutSeeds(metric, countsOf(lines, "lengths", [cell]), "95 % interval")}${spent === "train_seconds" ? "; seconds depend on the machine and what else it did" : ""}.`;
+  title.textContent = `${capital(metric.label)} against cost: ${task.label}`;
+  note.textContent = `${capital(aboutSeeds(metric, countsOf(lines, "lengths", [cell]), "95 % interval"))}${spent === "train_seconds" ? "; seconds depend on the machine and what else it did" : ""}.`;
   const label = spent === "parameters" ? "parameters" : "seconds of training, mean over seeds";
   drawChart(box, {
     label: title.textContent,
@@ -273,15 +274,20 @@ function drawTraining() {
   const { note, box } = panel("training");
   const lines = chosenLines();
   const curve = (run) => data.scores[run]?.training;
-  const points = (run) => stepsOf(curve(run)).map((x, place) => ({ x, y: finite(curve(run).loss[place]) }));
-  const series = lines.map((line) => ({ name: look(line).label, look: look(line), points: [], seeds: line.runs.filter(curve).map(points) }));
+  const series = lines.map((line) => ({ name: look(line).label, look: look(line), points: [], seeds: line.runs.filter(curve).map((run) => lossPoints(curve(run))) }));
   note.textContent = "Every seed is a line; means of the batches between two records.";
   drawChart(box, { label: `training loss by step: ${data.tasks[chosenTask()].label}`, x: { label: "step" }, y: lossAxis(series), series });
 }
 
-/** Logarithmic where all losses are positive and far apart. */
+/** A loss of 0, which a logarithmic axis has no room for, is a gap. */
+function lossPoints(curve) {
+  return stepsOf(curve).map((x, place) => ({ x, y: curve.loss[place] > 0 ? finite(curve.loss[place]) : null }));
+}
+
+/** Logarithmic where losses are far apart. */
 function lossAxis(series) {
   const losses = series.flatMap((one) => [...one.points, ...one.seeds.flat()]).map((point) => point.y).filter((y) => y !== null);
   const [low, high] = extent(losses);
-  return { label: "loss", log: low > 0 && high > 5 * low, said: (x) => number(x, 4), ...(low > 0 && high > 5 * low ? {} : { from: 0 }) };
+  const log = high > 5 * low;
+  return { label: "loss", log, said: (x) => number(x, 4), ...(log ? {} : { from: 0 }) };
 }

@@ -159,9 +159,8 @@ function charted(title, spec, ...children) {
 
 function trainingOf(run) {
   const { training, validation } = data.scores[run];
-  const points = (curve) => stepsOf(curve).map((x, place) => ({ x, y: finite(curve.loss[place]) }));
-  const series = [{ name: "training", look: lookOf(run), points: points(training), seeds: [], bare: true }];
-  if (validation) series.push({ name: "validation", look: { colour: "#000000", dashes: [4, 2], marker: "s" }, points: points(validation), seeds: [] });
+  const series = [{ name: "training", look: lookOf(run), points: lossPoints(training), seeds: [], bare: true }];
+  if (validation) series.push({ name: "validation", look: { colour: "#000000", dashes: [4, 2], marker: "s" }, points: lossPoints(validation), seeds: [] });
   return charted("Training loss by step", { x: { label: "step" }, y: lossAxis(series), series });
 }
 
@@ -211,15 +210,11 @@ function configOf(run) {
 
 // Attention of a run's heads
 
-/** Heads in the styles of encodings: as many as can be told apart. */
-function headLooks(count) {
-  const looks = data.encodings.length >= count ? data.encodings : HEADS;
-  return Array.from({ length: count }, (_, place) => looks[place % looks.length]);
+/** A head by its colour and marker, a layer by its dashes. */
+function headLook(layer, head) {
+  const { colour, marker } = data.looks[head % data.looks.length];
+  return { colour, marker, dashes: data.looks[layer % data.looks.length].dashes };
 }
-
-const HEADS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00"].flatMap((colour, place, all) =>
-  all.map((_, turn) => ({ colour: all[(place + turn) % all.length], dashes: [[], [5, 1.5], [1, 1], [5, 1, 1, 1]][(place + turn) % 4], marker: Object.keys(MARKERS)[(2 * place + turn) % 11] })),
-);
 
 function attentionOf(run) {
   const attention = data.scores[run]?.attention;
@@ -231,9 +226,9 @@ function attentionOf(run) {
   }
   const trained = data.runs.train_length[run];
   const drawings = [
-    headChart(attention.heads, "distance_mean", "mean attention distance", trained),
-    headChart(attention.heads, "entropy_share", "entropy, of the greatest possible", trained),
-    headChart(attention.heads, "unseen_share", "share on offsets never trained on", trained),
+    headChart(attention.heads, "distance_mean", "Mean attention distance", trained),
+    headChart(attention.heads, "entropy_share", "Entropy, as a share of the greatest there can be", trained),
+    headChart(attention.heads, "unseen_share", "Share of attention on offsets never trained on", trained),
     attention.kernel && kernelChart(attention.kernel),
   ].filter(Boolean);
   const grid = html("div", { class: "pair" });
@@ -248,29 +243,31 @@ function attentionOf(run) {
 }
 
 function headChart(heads, column, title, trained) {
-  const keys = unique(heads.layer.map((layer, row) => `layer ${layer}, head ${heads.head[row]}`));
-  const looks = headLooks(keys.length);
-  const lengths = unique(heads.length);
-  const series = keys.map((name, place) => ({
-    name,
-    look: looks[place],
-    seeds: [],
-    points: [...heads.length.keys()].filter((row) => `layer ${heads.layer[row]}, head ${heads.head[row]}` === name).map((row) => ({ x: heads.length[row], y: heads[column][row] })),
+  const rowsOf = new Map();
+  for (const row of heads.length.keys()) {
+    const key = `${heads.layer[row]} ${heads.head[row]}`;
+    rowsOf.set(key, [...(rowsOf.get(key) ?? []), row]);
+  }
+  const series = [...rowsOf.values()].map((rows) => ({
+    ...seriesOfHead(heads.layer[rows[0]], heads.head[rows[0]]),
+    points: rows.map((row) => ({ x: heads.length[row], y: heads[column][row] })),
   }));
+  const x = { label: "length", log: true, ticks: unique(heads.length) };
   const y = column === "distance_mean" ? { label: "tokens", from: 0 } : { label: "share", ...SHARE };
-  return [`${title}, by length`, { x: { label: "length", log: true, ticks: lengths }, y, series, rules: [{ x: trained, name: "training length" }], heading: (x) => `length ${x}` }];
+  return [`${title}, by length`, { x, y, series, rules: [{ x: trained, name: "training length" }], heading: (at) => `length ${at}` }];
+}
+
+function seriesOfHead(layer, head) {
+  return { name: `layer ${layer}, head ${head}`, look: headLook(layer, head), seeds: [] };
 }
 
 function kernelChart(kernel) {
-  const looks = headLooks(kernel.heads.length);
   const x = kernel.start.map((start, bin) => (start + kernel.stop[bin]) / 2);
   const series = kernel.heads.map(([layer, head], place) => ({
-    name: `layer ${layer}, head ${head}`,
-    look: looks[place],
-    seeds: [],
+    ...seriesOfHead(layer, head),
     points: x.map((at, bin) => ({ x: at, y: kernel.values[place][bin] })),
   }));
-  return [`what an offset adds to a logit, at length ${kernel.length}`, { x: { label: "offset, key - query" }, y: { label: "logit" }, series }];
+  return [`What an offset adds to a logit, at length ${kernel.length}`, { x: { label: "offset, key - query" }, y: { label: "logit" }, series }];
 }
 
 /** The weight that a head puts on a key at each distance, on a logarithmic scale of colours. */
@@ -284,8 +281,8 @@ function weightMap(part) {
   const cells = part.values.map((row, head) =>
     row.map((weight, bin) => (weight === null ? null : { share: share(weight), said: `layer and head ${rows[head]}, distance ${columns[bin]}: ${number(weight)}` })),
   );
-  const title = `weight by distance, at length ${part.length}`;
-  const map = heatMap(title, columns, rows, cells, { x: "distance", y: "layer.head", said: "weight of each head by distance" });
+  const title = `Weight by distance, at length ${part.length}`;
+  const map = heatMap(title, part.start.map(String), rows, cells, { x: "distance", y: "layer.head", said: "weight of each head by distance" });
   const numbers = html("details", { class: "numbers" }, html("summary", {}, "Numbers"));
   const box = html("div", { class: "weights" }, html("div", { class: "maps" }, map), rampLegend(number(least), number(most), "mean weight of a query on what is at that distance"), numbers);
   numbersOf(box, [["layer.head"], ...columns.map((text) => [text, 1])], () => rows.map((row, head) => [row, ...part.values[head].map((weight) => number(weight))]));

@@ -86,12 +86,10 @@ def page(data: Mapping[str, Any], version: str = "") -> str:
     style = _part("style.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
     # What a run says in its config or its error is text and stays so: nothing runs but this very script.
-    allowed = {"default": "none", "script": _digest(script), "style": _digest(style), "connect": "none"}
-    if version:
-        allowed["connect"] = "self"
-    policy = "; ".join(
-        [*(f"{kind}-src '{what}'" for kind, what in allowed.items()), "img-src data:", "base-uri 'none'"]
-    )
+    allowed = {"default": "none", "script": _digest(script), "style": _digest(style)}
+    allowed["connect"] = "self" if version else "none"
+    sources = [f"{kind}-src '{what}'" for kind, what in allowed.items()]
+    policy = "; ".join([*sources, "img-src data:", "base-uri 'none'"])
     parts = {
         "POLICY": policy,
         "TITLE": _escaped(f"{data['title']} · rpe_bench"),
@@ -199,7 +197,7 @@ def _grids(results: Results, numbers: pd.DataFrame) -> dict[str, _Grid]:
 
 
 def _in_position_bins(positions: pd.DataFrame) -> pd.DataFrame:
-    """Loss and accuracy in bins of token positions: LINE, seed, length, start, stop (the last position), loss, accuracy.
+    """Loss and accuracy in bins of token positions, from `start` to `stop`, which is the last one.
 
     Where a length has few enough positions, each is a bin. Where the longest training sequence ends, a bin ends too.
     """
@@ -222,7 +220,7 @@ def _in_position_bins(positions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_value_bins(slices: pd.DataFrame) -> pd.DataFrame:
-    """Bins of a slice's value, for values of any length: each up to 4 by itself, and two for each doubling from there."""
+    """Bins of a slice's value, of any size: each up to 4 by itself, and two for each doubling from there."""
     edges = np.unique(np.concatenate([np.arange(-4, 5), *(np.array([4, 6]) * 2**octave for octave in range(40))]))
     place = np.searchsorted(edges, slices["value"].to_numpy(), side="right") - 1
     start = np.where(place < 0, slices["value"], edges[place])
@@ -284,12 +282,13 @@ def _task(results: Results, label: str, grids: Mapping[str, _Grid]) -> dict[str,
 
 
 def _floor_by_position(results: Results, label: str, grid: _Grid) -> list[float | None]:
-    """The ideal predictor's mean loss in each bin of positions; that of the examples, which all runs of a task share."""
+    """The ideal predictor's mean loss in each bin of positions: that of the examples, which runs of a task share."""
     rows = results.floor_positions[results.floor_positions["task_label"] == label]
     rows = rows.drop_duplicates(["length", "position"])
     found = []
-    for cell in grid.cells[grid.cells["task_label"] == label].itertuples():
-        part = rows[(rows["length"] == cell.length) & rows["position"].between(cell.start, cell.stop)]
+    cells = grid.cells[grid.cells["task_label"] == label]
+    for length, start, stop in cells[["length", "start", "stop"]].to_numpy():
+        part = rows[(rows["length"] == length) & rows["position"].between(start, stop)]
         found.append(float(np.average(part["loss"], weights=part["tokens"])) if len(part) else math.nan)
     return _numbers(found, FINE)
 
@@ -299,18 +298,19 @@ def _lines(
 ) -> list[dict[str, Any]]:
     tasks = {label: number for number, label in enumerate(results.task_labels)}
     encodings = {label: number for number, label in enumerate(results.encoding_labels)}
-    effective = effective_table(results).set_index(list(LINE))
+    effective = effective_table(results).set_index(list(LINE))[["mean", "min", "max", "at_limit"]].to_dict()
+    of_line = numbers.sort_values("seed").groupby(list(LINE))["run"].agg(list).to_dict()
     costs = {name: _cost(runs, numbers, name) for name in ("train_seconds", "parameters")}
     by_line = {name: dict(list(grid.lines.groupby(list(LINE), sort=True))) for name, grid in grids.items()}
     sizes = {name: grid.cells.groupby("task_label").size() for name, grid in grids.items()}
     lines = []
-    for key, of_line in numbers.groupby(list(LINE), sort=True):
-        task, encoding = key
+    for task, encoding in numbers[list(LINE)].drop_duplicates().itertuples(index=False):
+        key = (task, encoding)
         line: dict[str, Any] = {
             "task": tasks[task],
             "encoding": encodings[encoding],
-            "runs": of_line.sort_values("seed")["run"].tolist(),
-            "effective": {name: _number(effective.loc[key, name]) for name in ("mean", "min", "max", "at_limit")},
+            "runs": of_line[key],
+            "effective": {name: _number(effective[name][key]) for name in ("mean", "min", "max", "at_limit")},
             "cost": {name: cost.get(key) for name, cost in costs.items()},
         }
         for name, grid in grids.items():
@@ -370,7 +370,7 @@ def _scores(
     for name in ("lengths", "positions"):
         grid = grids[name]
         sizes = grid.cells.groupby("task_label").size()
-        for run, rows in grid.runs.groupby("run"):
+        for run, rows in _by_run(grid.runs):
             values = np.full((len(grid.values), int(sizes[tasks[run]])), np.nan)
             values[:, rows["cell"].to_numpy()] = rows[list(grid.values)].to_numpy(dtype=float).T
             scores[run][name] = {
@@ -378,15 +378,20 @@ def _scores(
             }
     tables = {"training": results.training, "training_set": results.training_set, "validation": results.validation}
     for name, frame in tables.items():
-        for run, rows in frame.merge(numbers, on=[*LINE, "seed"]).groupby("run"):
+        for run, rows in _by_run(frame.merge(numbers, on=[*LINE, "seed"])):
             scores[run][name] = _training_set(rows) if name == "training_set" else _curve(rows)
-    for run in runs.index[~runs["status"].isin(["finished", "duplicate", "foreign", "other format"])]:
+    for run in np.flatnonzero(runs["status"].isin(["failed", "unfinished", "unreadable"])).tolist():
         curve = _unfinished_curve(root / runs["directory"][run])
         if curve is not None:
             scores[run]["training"] = curve
     for run, attention in _attention(root, runs, numbers).items():
         scores[run]["attention"] = attention
     return [score or None for score in scores]
+
+
+def _by_run(rows: pd.DataFrame) -> Iterable[tuple[int, pd.DataFrame]]:
+    grouped: Any = rows.groupby("run")
+    return grouped
 
 
 def _curve(rows: pd.DataFrame) -> dict[str, Any]:

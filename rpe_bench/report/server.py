@@ -15,7 +15,7 @@ from rpe_bench.report.load import ReportError, load_results
 ADDRESS = "127.0.0.1"
 
 REST = 4
-"""Reading the runs again waits for this many times as long as it took the last time: a sweep keeps most of the cores."""
+"""Reading the runs again waits for this many times as long as it took the last time: the cores are for the sweep."""
 
 _WATCHED = ("run.json", "config.yaml", "train.csv", "attention/attention.csv")
 """What changes when a run starts, goes on, ends, or has its attention looked at."""
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # Another site's name may be made to lead here, so that a page of its own could read what this says.
-        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")}:
+        if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"ask {self.server.url}\n")
         asked = urlsplit(self.path)
         if asked.path not in ("/", "/data.json"):

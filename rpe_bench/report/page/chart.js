@@ -118,13 +118,15 @@ function drawChart(box, spec) {
   resized.observe(box);
 }
 
+/** What is being read of a chart stays so when it is drawn anew, such as with newer data. */
 function redraw(box) {
-  const hadFocus = box.contains(document.activeElement);
-  const cursor = box.cursor;
+  const hadFocus = document.activeElement?.tagName === "svg" && box.contains(document.activeElement);
+  const { cursor } = box;
   box.drawnAt = box.clientWidth;
+  box.show = null;
   box.replaceChildren(...(box.clientWidth ? chartElements(box, box.spec) : []));
-  box.cursor = hadFocus ? cursor : null;
   if (hadFocus) box.querySelector("svg")?.focus({ preventScroll: true });
+  if (cursor) box.show?.(cursor.column, cursor.place);
 }
 
 function chartElements(box, spec) {
@@ -340,6 +342,7 @@ function watch(box, picture, cursor, tip, spec, series, frame) {
   const known = () => (columns ??= columnsOf(series));
 
   const show = (column, place) => {
+    if (column >= known().length) return;
     const [x, entries] = known()[column];
     const chosen = entries.find((entry) => entry.place === place) ?? entries[0];
     box.cursor = { column, place: chosen.place };
@@ -364,6 +367,7 @@ function watch(box, picture, cursor, tip, spec, series, frame) {
     highlight(null);
   };
 
+  box.show = show;
   picture.addEventListener("pointermove", (event) => {
     const place = picture.getBoundingClientRect();
     const near = nearest(known(), frame, event.clientX - place.left, event.clientY - place.top);

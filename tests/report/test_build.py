@@ -46,6 +46,7 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
             )
         ),
         "tables/accuracy.md",
+        "dashboard.html",
     ]
     first = [path.read_bytes() for path in report.paths]
     assert json.loads((tmp_path / "a b/report.json").read_text()) == names

@@ -71,21 +71,28 @@ function render() {
   byId("content").hidden = byId("controls").hidden = Boolean(state.run);
   document.title = `${state.run || data.title} · rpe_bench`;
   keepingFocus(drawHeader);
-  if (state.run) return keepingFocus(() => drawRun(state.run));
+  const done = () => (document.documentElement.dataset.drawn = String(mine));
+  if (state.run) {
+    keepingFocus(() => drawRun(state.run));
+    return done();
+  }
   overview = { ...state };
   keepingFocus(drawControls);
   const isEmpty = !data.tasks.length;
   byId("empty").hidden = !isEmpty;
   byId("empty").textContent = "No run has finished yet: there is nothing to draw.";
   for (const section of document.querySelectorAll("#content section:not(#runs)")) section.hidden = isEmpty;
-  if (isEmpty) return keepingFocus(drawRuns);
+  if (isEmpty) {
+    keepingFocus(drawRuns);
+    return done();
+  }
   drawLengths();
   performance.mark("first curve");
   // One at a time, so that the page answers in between; a later choice ends those of an earlier one.
   const next = ([draw, ...rest]) => {
     if (mine !== turn || !draw) return;
     keepingFocus(draw);
-    rest.length ? setTimeout(next, 0, rest) : (document.documentElement.dataset.drawn = String(mine));
+    rest.length ? setTimeout(next, 0, rest) : done();
   };
   setTimeout(next, 0, LATER);
 }
@@ -222,7 +229,7 @@ system.addEventListener("change", () => {
 
 // While a server keeps the page current
 
-const EVERY = 3000; // milliseconds
+const EVERY = 2000; // milliseconds
 let version = document.querySelector("meta[name=version]").content;
 
 async function refresh() {

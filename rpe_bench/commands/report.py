@@ -1,11 +1,11 @@
-"""`rpe-bench report`: figures and tables of the finished runs in a directory."""
+"""`rpe-bench report`: figures, tables and a dashboard of the runs in a directory."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rpe_bench.errors import ConfigError
 
-HELP = "figures and tables of finished runs"
+HELP = "figures and tables of finished runs, and a page to explore them"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,10 +1,11 @@
-"""The report of a results directory: figures and tables as files, and the text that a terminal shows."""
+"""The report of a results directory: figures, tables and a page as files, and the text that a terminal shows."""
 
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpe_bench.report.dashboard import write_dashboard
 from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
 from rpe_bench.report.heatmaps import distance_figure, has_distances
 from rpe_bench.report.load import ReportError, Results, load_results
@@ -19,7 +20,10 @@ from rpe_bench.report.tables import (
 )
 
 MANIFEST = "report.json"
-"""Lists the figures and tables of a report, beside them."""
+"""Lists the figures and tables of a report, and its page, beside them."""
+
+PAGE = "dashboard.html"
+"""All runs to explore in a browser."""
 
 
 @dataclass(frozen=True)
@@ -28,29 +32,36 @@ class Report:
 
     text             tables and notes for a terminal, without a newline at the end
     figures, tables  the files, in order
+    dashboard        the page
     """
 
     text: str
     figures: list[Path]
     tables: list[Path]
+    dashboard: Path
 
     @property
     def paths(self) -> list[Path]:
-        return [*self.figures, *self.tables]
+        return [*self.figures, *self.tables, self.dashboard]
 
 
 def write_report(results_dir: str | Path, out: str | Path) -> Report:
-    """Write OUT/figures and OUT/tables from the finished runs of RESULTS_DIR, and their names to OUT/report.json.
+    """Write OUT/figures, OUT/tables and OUT/dashboard.html from RESULTS_DIR, and their names to OUT/report.json.
 
-    ReportError where there is none. The same runs give the same bytes; the files of an earlier report are replaced, and
-    those that this one does not have are removed.
+    ReportError where no run is finished. The same runs give the same bytes; the files of an earlier report are
+    replaced, and those that this one does not have are removed.
     """
     results = load_results(results_dir)
     if results.evaluations.empty:
         raise ReportError(f"no finished run in {results_dir} to report on ({notes(results)[0]})")
     out = Path(out)
     earlier = _listed(out)
-    report = Report(text_tables(results), _figures(results, out / "figures"), _tables(results, out / "tables"))
+    report = Report(
+        text_tables(results),
+        _figures(results, out / "figures"),
+        _tables(results, out / "tables"),
+        write_dashboard(results, results_dir, out / PAGE),
+    )
     for stale in set(earlier) - set(report.paths):
         stale.unlink(missing_ok=True)
     names = [path.relative_to(out).as_posix() for path in report.paths]
@@ -70,7 +81,7 @@ def _listed(out: Path) -> list[Path]:
         names = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         names = None
-    plain = r"(figures|tables)/[^/\\]*\.[a-z]+"  # and so never a file elsewhere
+    plain = rf"(figures|tables)/[^/\\]*\.[a-z]+|{re.escape(PAGE)}"  # and so never a file elsewhere
     if not isinstance(names, list) or not all(isinstance(name, str) and re.fullmatch(plain, name) for name in names):
         raise ReportError(f"{path} is not the list of files that an earlier report left there; move it away")
     return [out / name for name in names]

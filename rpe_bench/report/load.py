@@ -94,6 +94,7 @@ class Results:
     slices       KEYS, the columns of slices.csv and ratio
     baselines    KEYS, the columns of baselines.csv and ratio
     floor, floor_positions   KEYS, the columns of these files and ratio, of the runs that have them
+    configs      directory -> flat config, dotted key -> text, of the runs that have one that can be read
 
     `task_label` names what may share a panel: the task, and behind it whatever else about task, model, recipe or
     evaluation differs among its runs. `encoding_label` names what is one line there, the encoding and the positions it
@@ -110,6 +111,7 @@ class Results:
     baselines: pd.DataFrame
     floor: pd.DataFrame
     floor_positions: pd.DataFrame
+    configs: dict[str, dict[str, str]]
 
     @property
     def task_labels(self) -> list[str]:
@@ -170,6 +172,7 @@ def load_results(results_dir: str | Path) -> Results:
         baselines=_table(runs, "baselines"),
         floor=_table(runs, "floor"),
         floor_positions=_table(runs, "floor_positions"),
+        configs={run.directory: run.config for run in runs if run.config},
     )
 
 

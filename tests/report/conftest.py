@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 Fabricate = Callable[..., Path]
+FabricateIn = Callable[[Path, str, str, int, str], Path]
 
 MULTIPLES = (0.5, 1, 1.25, 1.5, 2, 4, 8)
 
@@ -57,6 +58,17 @@ def fabricate(tmp_path: Path) -> Fabricate:
     return write
 
 
+@pytest.fixture(scope="session")
+def fabricate_in() -> FabricateIn:
+    """A function that writes one run under a results directory, which may be one that several tests only read.
+
+    fabricate_in(results, "copy", "rope", 1, "finished"): otherwise as `fabricate`.
+    """
+    return lambda results, task, encoding, seed, status: write_run(
+        results, task, encoding, seed, status, {}, None, False
+    )
+
+
 def write_run(
     results: Path,
     task: str,
@@ -101,6 +113,7 @@ def write_run(
         "started": "2025-01-01T00:00:00+00:00",
         "finished": "2025-01-01T00:00:30+00:00" if status != "running" else None,
         "seconds": 30.0,
+        "train_seconds": 20.0 + seed,
         "parameters": 100_000,
         "device": resolved["device"],
         "threads": resolved["threads"],

@@ -46,6 +46,7 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
             )
         ),
         "tables/accuracy.md",
+        "dashboard.html",
     ]
     first = [path.read_bytes() for path in report.paths]
     assert json.loads((tmp_path / "a b/report.json").read_text()) == names
@@ -69,7 +70,7 @@ def test_what_an_earlier_report_wrote_and_nothing_else_goes(fabricate):
     stale = set(first.figures) - set(second.figures)
     assert len(stale) == 6 and len(second.figures) == 12
     left = {path for folder in ("figures", "tables") for path in (out / folder).iterdir()}
-    assert left == {*second.paths, *mine}
+    assert left == {*second.figures, *second.tables, *mine}
     assert len(list((out / "runs").iterdir())) == 2
     for path in second.figures[:2]:
         path.unlink()  # removed by hand: no reason to stumble

@@ -35,6 +35,7 @@ from omegaconf import DictConfig
 from rpe_bench import ledger
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
+from rpe_bench.cores import available_cores
 from rpe_bench.curriculum import Curriculum
 from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import damage, is_whole, read_record, write_text
@@ -603,10 +604,11 @@ def gpus_of(configs: Sequence[Config]) -> list[str]:
     """The GPUs that runs are spread over, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU."""
     if configs[0].device != "cuda":
         return []
+    count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",")]
-    return [str(number) for number in range(torch.cuda.device_count())]
+    if visible is not None:  # of which CUDA takes no more than come before the first that it does not know, such as -1
+        return [name.strip() for name in visible.split(",")][:count]
+    return [str(number) for number in range(count)]
 
 
 # The pool
@@ -748,17 +750,6 @@ def _out_of_room(config: Config) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its container's or its cluster's share where that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(FileNotFoundError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    # Not every cluster binds a task to the cores that it was given.
-    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK", cores)))
 
 
 def _import_all(configs: Sequence[Config]) -> None:

@@ -153,7 +153,7 @@ class Options(Section):
     def of(cls, given: Mapping[str, Any]) -> "Options":
         """Raises ConfigError: all that is wrong with them, a line each."""
         try:
-            return cls.model_validate_json(json.dumps(given), strict=True)
+            options = cls.model_validate_json(json.dumps(given), strict=True)
         except ValidationError as error:
             lines = []
             for details in error.errors(include_url=False):
@@ -161,6 +161,11 @@ class Options(Section):
                 value = "" if details["type"] == "missing" else f"={show(details['input'])}"
                 lines.append(f"{key}{value}: {rule(details)}")
             raise ConfigError(*lines) from None
+        # Told at its start, a task would end before it has done anything, as often as it is requeued.
+        if options.signal_delay_s > (most := 30 * options.timeout_min):
+            why = f"half of hydra.launcher.timeout_min={options.timeout_min}"
+            raise ConfigError(f"hydra.launcher.signal_delay_s={options.signal_delay_s}: must be at most {most}, {why}")
+        return options
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -175,7 +180,8 @@ class Options(Section):
 
     def at_once(self, config: Config) -> int:
         """How many runs go on at once in a task."""
-        return config.sweep.workers or max(1, self.cpus_per_task // config.threads)
+        gpus = self.gpus_per_node if config.device == "cuda" else None
+        return config.sweep.workers or gpus or max(1, self.cpus_per_task // config.threads)
 
 
 def submit(shares: Sequence[Share], options: Options, folder: Path) -> list[str]:

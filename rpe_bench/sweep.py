@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -604,11 +605,10 @@ def gpus_of(configs: Sequence[Config]) -> list[str]:
     """The GPUs that runs are spread over, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU."""
     if configs[0].device != "cuda":
         return []
-    count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # of which CUDA takes no more than come before the first that it does not know, such as -1
-        return [name.strip() for name in visible.split(",")][:count]
-    return [str(number) for number in range(count)]
+    if visible is not None:  # of which CUDA takes no more than come before a -1, or before nothing at all
+        return list(takewhile(lambda name: name[:1] not in ("", "-"), map(str.strip, visible.split(","))))
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 # The pool

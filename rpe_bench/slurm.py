@@ -278,6 +278,10 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
         ConfigError: SLURM refuses the tasks.
         KeyboardInterrupt: once the tasks have been cancelled.
     """
+    for place in dict.fromkeys(config.results_dir for config in configs):
+        if "%" in str(place.absolute()):
+            what = "SLURM takes a % in the path of a log for the beginning of a pattern"
+            raise ConfigError(f"hydra/launcher=slurm: results_dir={place}: {what}; choose a place without")
     cluster, known = Cluster.here(), states()
     if known is None:
         raise ConfigError("hydra/launcher=slurm: squeue gets no answer of the cluster's controller")

@@ -188,6 +188,11 @@ def test_what_slurm_refuses_is_one_line_and_nothing_started(make_config: MakeCon
         run_tasks(configs, options(partition="none"))
 
 
+def test_a_place_that_slurm_would_write_otherwise_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="results_dir=.*/100%j: SLURM takes a %"):
+        run_tasks([make_config(overrides={"results_dir": str(tmp_path / "100%j")})], options())
+
+
 def begin(config: Config, job: str) -> None:
     """Leave what a run that was killed within a task leaves: a record that it runs, and a lock of another host's."""
     config.run_dir.mkdir(parents=True)

@@ -114,7 +114,9 @@ def test_trials_of_learning_rates_are_shown_until_they_are_finished(
         assert main(command) == 0
         return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("task", "copy"))]
 
-    trial = add("../lr_search/runs/copy-rope-quick-s1000-0", "interrupted")
+    trial = tmp_path / "lr_search" / "runs" / "copy-rope-quick-s1000-0"
+    trial.mkdir(parents=True)
+    (trial / "run.json").write_text('{"format": 1, "status": "interrupted"}')
     shown = [f"trials of learning rates, in {tmp_path / 'lr_search'}:", "0 of 1 finished, 1 interrupted"]
     assert said() == shown  # there are no other runs yet
     add("copy-rope-quick-s0-0", "finished")

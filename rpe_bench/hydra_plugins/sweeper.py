@@ -85,13 +85,13 @@ class ResumingSweeper(BasicSweeper):
             raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
         launcher = self.launcher
-        ours = hasattr(launcher, "configs")  # runs jobs by the pool, here or on the nodes of a cluster
-        if not ours and any(job.config.sweep.timeout_minutes for job in jobs):
+        # Ours, which take configs, run jobs by the pool: here, or on the nodes of a cluster.
+        if not hasattr(launcher, "configs") and any(job.config.sweep.timeout_minutes for job in jobs):
             name = type(launcher).__name__
             raise ConfigError(f"sweep.timeout_minutes: is kept by hydra/launcher=pool and slurm, and not by {name}")
 
         def hand_over(some: list[Job]) -> None:
-            if ours:  # which is spared to compose everything once more
+            if hasattr(launcher, "configs"):  # which is spared to compose everything once more
                 launcher.configs = {tuple(job.overrides): job.config for job in some}
 
         def launch(todo: list[Job]) -> None:

@@ -496,6 +496,8 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: i
             # Those that another sweep was at: it may have finished them, or left them to us.
             remaining = [job for job in remaining if look(lock_of(job.config)) and not is_finished(job.config)]
             wait_for_others([job.config for job in remaining])
+            if remaining and _out_of_room(remaining[0].config):
+                break
             remaining = [
                 job
                 for job in remaining

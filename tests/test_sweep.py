@@ -22,13 +22,13 @@ import pytest
 import torch
 from support import finish
 
-from rpe_bench import ledger, sweep
+from rpe_bench import ledger, locks, sweep
 from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.record import Record, put_in_place
 from rpe_bench.schema import FORMAT
-from rpe_bench.sweep import Job, Progress, complaints, effort, run_jobs, run_one
+from rpe_bench.sweep import Job, Progress, complaints, effort, lock_of, run_jobs, run_one
 
 MakeConfig = Callable[..., Config]
 
@@ -313,6 +313,29 @@ def test_a_launcher_that_leaves_a_run_to_another_sweep_comes_back_to_it(
     monkeypatch.setattr(sweep.Watch, "is_held", is_held)
     assert run_jobs([Job([], config) for config in configs], launch) == 0
     assert attempts == [3, 1]
+
+
+def test_a_lock_that_cannot_be_removed_is_not_come_back_to_for_ever(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("cannot write there")
+
+    def launch(todo: list[Job]) -> None:
+        assert not launched
+        launched.append(len(todo))
+        lock_of(todo[0].config).parent.mkdir()
+        lock_of(todo[0].config).write_text(json.dumps({"machine": locks.machine(), "pid": 2**22 + 1, "started": 1}))
+        monkeypatch.setattr(sweep, "check_writable", refuse)  # a file system that is read-only from now on
+        monkeypatch.setattr(locks, "remove", refuse_to_remove)
+
+    def refuse_to_remove(*_: object) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    assert run_jobs([Job([], make_config())], launch) == 1
+    assert "1 of 1 runs failed" in capsys.readouterr().err
 
 
 class Seen:

@@ -4,7 +4,8 @@ What a job is composed of are its choices of groups, then the values that its ot
 which says what its own node of the config is and nothing of other nodes; so a choice is composed once, whatever it is
 combined with. A value is set last, by its key. Where this is not so, Hydra composes the job as a whole:
 
-- a file that reaches into other nodes, as can be seen by what it changes
+- a file that is put elsewhere than in its own node, by `@package`, or has a defaults list of its own
+- a defaults list that names files by choices, such as `optional special: ${task}_${encoding}`
 - interpolations, whose value depends on other keys, and missing values
 - overrides in other forms than GROUP=CHOICE and KEY=VALUE
 
@@ -14,9 +15,13 @@ What is put together is held against what Hydra composes, for the first job that
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rpe_bench import catalogue
@@ -27,12 +32,45 @@ _VALUE = re.compile(r"\+\+(?P<key>(?!hydra\b)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)=.*",
 _SEED = re.compile(r"\+\+seed=(0|[1-9][0-9]*)")
 
 Data = dict[str, Any]
-Shape = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-"""Of a job: overrides of other forms, its groups, and the keys of its values."""
+Shape = tuple[str, ...]
+"""Of a job: its groups, the keys of its values, and its overrides of other forms, in their order."""
 
 
 class _Other(Exception):
     """A job that only Hydra can compose."""
+
+
+class Files(Protocol):
+    """How the files hang together that Hydra composes jobs of."""
+
+    def is_simple(self, group: str, choice: str) -> bool:
+        """Whether the file of a choice says what is in its own node, and no more."""
+
+    def is_fixed(self, overrides: list[str]) -> bool:
+        """Whether no defaults list names a file by the choices of groups, of the files that overrides lead to."""
+
+
+@dataclass
+class HydraFiles:
+    """Answers by the files that a config loader finds, for the master config of a sweep."""
+
+    loader: ConfigLoader
+    config: DictConfig
+
+    def is_simple(self, group: str, choice: str) -> bool:
+        found = self._read(f"{group}/{choice}")
+        return found is not None and found.header.get("package") in (None, group) and not found.defaults_list
+
+    def is_fixed(self, overrides: list[str]) -> bool:
+        node = self.config.hydra
+        given = [*node.overrides.hydra, *overrides]
+        defaults = self.loader.compute_defaults_list(node.job.config_name, given, RunMode.RUN).defaults
+        found = (self._read(path) for path in {default.config_path for default in defaults if default.config_path})
+        return not any("${" in repr(file.defaults_list) for file in found if file is not None)
+
+    def _read(self, path: str) -> ConfigResult | None:
+        assert isinstance(self.loader, ConfigLoaderImpl)
+        return self.loader.repository.load_config(path)
 
 
 @dataclass
@@ -40,9 +78,11 @@ class Combinations:
     """Composes jobs by their overrides, which are as `rpe_bench.compose.judged_by_us` leaves them.
 
     hydra    Hydra's own composition of all the overrides of a job
+    files    what that composes them of
     """
 
     hydra: Callable[[list[str]], DictConfig]
+    files: Files
     _but_seed: dict[tuple[str, ...], Data | None] = field(default_factory=dict)
     """Overrides but for the seed -> what they compose to; None where other keys may depend on the seed."""
     _is_sound: dict[Shape, bool] = field(default_factory=dict)
@@ -50,6 +90,7 @@ class Combinations:
     """Overrides of other forms and groups -> the choices that others are compared with."""
     _composed: dict[tuple[str, ...], Data | Exception] = field(default_factory=dict)
     _values: dict[str, Any] = field(default_factory=dict)
+    _answers: dict[str, bool] = field(default_factory=dict)
     _parser: OverridesParser = field(default_factory=OverridesParser.create)
 
     def __call__(self, overrides: Sequence[str]) -> Data:
@@ -83,31 +124,46 @@ class Combinations:
         choices: dict[str, str] = {}
         values: list[str] = []
         others: list[str] = []
+        shape: list[str] = []
         for override in overrides:
             if match := _CHOICE.fullmatch(override):
-                if match["group"] in choices:
+                if match["group"] in choices or not self._asked(
+                    self.files.is_simple, match["group"], match["choice"].strip("'")
+                ):
                     raise _Other
                 choices[match["group"]] = match["choice"]
+                shape.append(match["group"])
+            elif match := _VALUE.fullmatch(override):
+                values.append(override)
+                shape.append(f"++{match['key']}")
             else:
-                (values if _VALUE.fullmatch(override) else others).append(override)
-        keys = tuple(value.partition("=")[0].lstrip("+") for value in values)
+                others.append(override)
+                shape.append(override)
         data = self._of_choices(tuple(others), choices)
-        for key, override in zip(keys, values, strict=True):
-            _set(data, key.split("."), self._value(override))
-        return (tuple(others), tuple(choices), keys), data
+        for override in values:
+            _set(data, override.partition("=")[0].lstrip("+").split("."), self._value(override))
+        return tuple(shape), data
 
     def _of_choices(self, others: tuple[str, ...], choices: dict[str, str]) -> Data:
         first = self._first.setdefault((others, tuple(choices)), choices)
+        if not self._asked(self.files.is_fixed, [*others, *map("=".join, first.items())]):
+            raise _Other
         data = dict(self._literal(others, first))
         for group, choice in choices.items():
             if choice == first[group]:
                 continue
-            alone = self._literal(others, {**first, group: choice})
-            base = self._literal(others, first)
-            if {**alone, group: None} != {**base, group: None}:
-                return dict(self._literal(others, choices))
-            data[group] = alone[group]
+            data[group] = self._literal(others, {**first, group: choice})[group]
         return data
+
+    def _asked(self, question: Callable[..., bool], *about: Any) -> bool:
+        """The answer of `files`, which is asked once; no where there are none, as Hydra then says in its own way."""
+        key = repr((question.__name__, about))
+        if key not in self._answers:
+            try:
+                self._answers[key] = question(*about)
+            except COMPOSITION_ERRORS:
+                self._answers[key] = False
+        return self._answers[key]
 
     def _literal(self, others: tuple[str, ...], choices: dict[str, str]) -> Data:
         """What choices compose to, with no values set; _Other where it depends on values yet to be set."""

@@ -1,5 +1,6 @@
 """Requests to stop, held back until what must not be cut in two is whole."""
 
+import atexit
 import os
 import signal
 import sys
@@ -75,6 +76,16 @@ def ending() -> Iterator[None]:
 
     with _on_ctrl_c(end):
         yield
+
+
+def ending_at_exit() -> None:
+    """Once the interpreter exits, Ctrl-C ends the process at once: libraries take seconds to tear themselves down, and
+    an exception in there comes out as a traceback.
+
+    To be called last: what is registered last comes first.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

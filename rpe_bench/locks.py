@@ -86,7 +86,7 @@ class Watch:
     since: dict[Path, tuple[Seen, float]] = field(default_factory=dict)
 
     def is_held(self, path: Path) -> bool:
-        """Whether someone who lives has the lock; the lock of a dead process is removed."""
+        """Whether someone who lives has the lock; the lock of a dead process is removed, if that can be done."""
         seen = look(path)
         if seen is None:
             self.since.pop(path, None)
@@ -97,7 +97,10 @@ class Watch:
         if seen.is_alive or (not seen.is_dead and time.monotonic() - when < STALE):
             return True
         self.since.pop(path, None)
-        return not remove(path, seen)
+        try:
+            return not remove(path, seen)
+        except OSError:  # nobody has it all the same: who wants to take it finds that nothing can be written there
+            return False
 
 
 def clear(results_dir: Path) -> None:

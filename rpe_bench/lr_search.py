@@ -35,11 +35,8 @@ from rpe_bench.config import Config, LrSearch, resolve
 from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import write_text
 from rpe_bench.record import to_csv
-from rpe_bench.schema import FORMAT
+from rpe_bench.schema import FORMAT, SEARCH
 from rpe_bench.sweep import Job, dry_run, is_finished, reason_of, record_of, run_jobs
-
-PLACE = "lr_search"
-"""Within the results directory."""
 
 ABOUT = ("search", "task", "encoding", "recipe", "settings")
 """Columns that both tables begin with: the choice, and what it is for."""
@@ -105,7 +102,7 @@ class Search:
 
     @property
     def path(self) -> Path:
-        return self.config.results_dir / PLACE / "choices" / f"{self.id}.json"
+        return self.config.results_dir / SEARCH / "choices" / f"{self.id}.json"
 
     def recorded(self) -> float | None:
         """The rate that was chosen by these trials before; None where none was."""
@@ -203,12 +200,12 @@ def _first_trial(config: Config) -> Config:
     assert asked is not None and length is not None  # resolved
     changes = {
         "seed": asked.seeds[0],
-        "results_dir": config.results_dir / PLACE,
+        "results_dir": config.results_dir / SEARCH,
         "recipe": config.recipe.model_copy(update={"lr": asked.values[0]}),
         "evaluation": config.evaluation.model_copy(update={"lengths": [length], "seed": asked.evaluation_seed}),
         # Trials are on record once a choice is made: `force` is for the runs that are reported.
         "sweep": config.sweep.model_copy(update={"lr_search": None, "force": False}),
-        "logger": config.logger.model_copy(update={"group": PLACE}),
+        "logger": config.logger.model_copy(update={"group": SEARCH}),
     }
     return config.model_copy(update=changes)
 
@@ -219,14 +216,16 @@ def _trials(job: Job, asked: LrSearch) -> list[Job]:
     Raises:
         ConfigError: its training length cannot be evaluated alone.
     """
-    first = resolve(_first_trial(job.config).as_dict())
+    config = _first_trial(job.config)
+    # A job that is for a GPU has been found to have one, which may be another machine's.
+    first = resolve(config.as_dict(), gpu=True if config.device == "cuda" else None)
     shared = {
         "results_dir": quoted(str(first.results_dir)),
         "evaluation.lengths": f"[{first.recipe.train_length}]",
         "evaluation.seed": first.evaluation.seed,
         "sweep.lr_search": "null",
         "sweep.force": "false",
-        "logger.group": PLACE,
+        "logger.group": SEARCH,
     }
     trials = []
     for lr in sorted(set(asked.values)):
@@ -242,7 +241,7 @@ def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_on
     """As `rpe_bench.sweep.run_jobs`, with the learning rate of each job chosen first; returns the exit status."""
     needed = searches(jobs)
     if jobs[0].config.sweep.dry_run:
-        return dry_run_searching(needed)
+        return dry_run_searching(needed, at_once)
     chosen = {search.id: search.recorded() for search in needed}
     unknown = [search for search in needed if chosen[search.id] is None]
     if unknown:
@@ -253,7 +252,7 @@ def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_on
         try:
             chosen |= {search.id: search.decide() for search in unknown}
             for place in dict.fromkeys(search.config.results_dir for search in unknown):
-                write_tables(place / PLACE)
+                write_tables(place / SEARCH)
         except OSError as error:
             print(f"the learning rates cannot be recorded: {one_line(error)}", file=sys.stderr)
             return 1
@@ -280,17 +279,17 @@ def with_lr(job: Job, lr: float) -> Job:
     return Job([*job.overrides, f"++recipe.lr={lr!r}"], job.config.model_copy(update={"recipe": recipe}))
 
 
-def dry_run_searching(needed: Sequence[Search]) -> int:
+def dry_run_searching(needed: Sequence[Search], at_once: int | None = None) -> int:
     """Say what would be tried, and then run; of a run whose learning rate is not chosen yet there is no id to tell."""
     chosen = {search.id: search.recorded() for search in needed}
     unknown = [search for search in needed if chosen[search.id] is None]
     ready = [with_lr(job, lr) for search in needed if (lr := chosen[search.id]) is not None for job in search.jobs]
     if unknown:
         print(f"lr_search: {len(unknown)} of {len(needed)} learning rates to choose")
-        dry_run([trial for search in unknown for trial in search.trials])
+        dry_run([trial for search in unknown for trial in search.trials], at_once)
         for search in unknown:
             print(f"then {len(search.jobs)} jobs with the lr that is chosen: {search.label}")
-    return dry_run(ready) if ready else 0
+    return dry_run(ready, at_once) if ready else 0
 
 
 def _outcome(config: Config) -> Outcome:

@@ -3,6 +3,9 @@
 FORMAT = 1
 """Version of the run directory: of its files, columns and their meaning. Part of every run's identity."""
 
+SEARCH = "lr_search"
+"""Within a results directory, that of the trials by which learning rates are chosen."""
+
 TABLES = {
     "train": {
         "step": "int64",

@@ -106,7 +106,8 @@ def bury(job: str | None, configs: Iterable[Config]) -> None:
     for config in configs:
         seen = look(lock_of(config))
         if job is not None and seen is not None and seen.owner.get("job") == job:
-            remove(lock_of(config), seen)
+            with contextlib.suppress(OSError):  # where nothing can be written, the runs say so
+                remove(lock_of(config), seen)
 
 
 def _run_share(configs: Sequence[Config]) -> None:
@@ -153,7 +154,7 @@ class Options(Section):
     def of(cls, given: Mapping[str, Any]) -> "Options":
         """Raises ConfigError: all that is wrong with them, a line each."""
         try:
-            return cls.model_validate_json(json.dumps(given), strict=True)
+            options = cls.model_validate_json(json.dumps(given), strict=True)
         except ValidationError as error:
             lines = []
             for details in error.errors(include_url=False):
@@ -161,6 +162,11 @@ class Options(Section):
                 value = "" if details["type"] == "missing" else f"={show(details['input'])}"
                 lines.append(f"{key}{value}: {rule(details)}")
             raise ConfigError(*lines) from None
+        # Told at its start, a task would end before it has done anything, as often as it is requeued.
+        if options.signal_delay_s > (most := 30 * options.timeout_min):
+            why = f"half of hydra.launcher.timeout_min={options.timeout_min}"
+            raise ConfigError(f"hydra.launcher.signal_delay_s={options.signal_delay_s}: must be at most {most}, {why}")
+        return options
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -175,7 +181,8 @@ class Options(Section):
 
     def at_once(self, config: Config) -> int:
         """How many runs go on at once in a task."""
-        return config.sweep.workers or max(1, self.cpus_per_task // config.threads)
+        gpus = self.gpus_per_node if config.device == "cuda" else None
+        return config.sweep.workers or gpus or max(1, self.cpus_per_task // config.threads)
 
 
 def submit(shares: Sequence[Share], options: Options, folder: Path) -> list[str]:
@@ -272,6 +279,10 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
         ConfigError: SLURM refuses the tasks.
         KeyboardInterrupt: once the tasks have been cancelled.
     """
+    for place in dict.fromkeys(config.results_dir for config in configs):
+        if "%" in str(place.absolute()):
+            what = "SLURM takes a % in the path of a log for the beginning of a pattern"
+            raise ConfigError(f"hydra/launcher=slurm: results_dir={place}: {what}; choose a place without")
     cluster, known = Cluster.here(), states()
     if known is None:
         raise ConfigError("hydra/launcher=slurm: squeue gets no answer of the cluster's controller")

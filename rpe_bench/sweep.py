@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,6 +36,7 @@ from omegaconf import DictConfig
 from rpe_bench import ledger
 from rpe_bench.compose import as_data
 from rpe_bench.config import Config, resolve
+from rpe_bench.cores import available_cores
 from rpe_bench.curriculum import Curriculum
 from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import damage, is_whole, read_record, write_text
@@ -494,6 +496,8 @@ def run_jobs(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: i
             # Those that another sweep was at: it may have finished them, or left them to us.
             remaining = [job for job in remaining if look(lock_of(job.config)) and not is_finished(job.config)]
             wait_for_others([job.config for job in remaining])
+            if remaining and _out_of_room(remaining[0].config):
+                break
             remaining = [
                 job
                 for job in remaining
@@ -604,8 +608,8 @@ def gpus_of(configs: Sequence[Config]) -> list[str]:
     if configs[0].device != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",")]
+    if visible is not None:  # of which CUDA takes no more than come before a -1, or before nothing at all
+        return list(takewhile(lambda name: name[:1] not in ("", "-"), map(str.strip, visible.split(","))))
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
@@ -748,17 +752,6 @@ def _out_of_room(config: Config) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its container's or its cluster's share where that is less."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(FileNotFoundError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    # Not every cluster binds a task to the cores that it was given.
-    return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK", cores)))
 
 
 def _import_all(configs: Sequence[Config]) -> None:

@@ -1,7 +1,9 @@
 """Jobs that are put together from what Hydra composed for others are what Hydra would have composed for them."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,24 +12,29 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
 from rpe_bench import compose
-from rpe_bench.combinations import Combinations
+from rpe_bench.combinations import Combinations, HydraFiles
 from rpe_bench.compose import COMPOSITION_ERRORS, as_data, judged_by_us
 
 Hydra = Callable[[list[str]], DictConfig]
 
 
-@pytest.fixture(scope="module")
-def hydra() -> Iterator[Hydra]:
-    """Hydra's composition of a job, as the sweeper of a multirun has it."""
+def of_sweep(*given: str) -> tuple[Hydra, HydraFiles]:
+    """Hydra's composition of a job, as the sweeper of a multirun has it, and the files that it composes."""
     Plugins.instance()
     from hydra_plugins.rpe_bench.sweeper import ResumingSweeper
 
     found: list[Any] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ResumingSweeper, "sweep", lambda sweeper, arguments: found.append(sweeper))
-        compose.compose(["-m", "seed=0,1"])
+        compose.compose(["-m", *given])
     [sweeper] = found
-    yield lambda overrides: sweeper.hydra_context.config_loader.load_sweep_config(sweeper.config, overrides)
+    loader, config = sweeper.hydra_context.config_loader, sweeper.config
+    return lambda overrides: loader.load_sweep_config(config, overrides), HydraFiles(loader, config)
+
+
+@pytest.fixture(scope="module")
+def hydra() -> tuple[Hydra, HydraFiles]:
+    return of_sweep("seed=0,1")
 
 
 VALUES = [
@@ -53,7 +60,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra, seed: int) -> None:
+def test_random_jobs_are_composed_as_by_hydra(hydra: tuple[Hydra, HydraFiles], seed: int) -> None:
     rng = random.Random(seed)
     jobs: list[list[str]] = []
     for _ in range(4):
@@ -62,10 +69,10 @@ def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra, seed: int) -> None:
             choices = [rng.choice(options) for options in CHOICES[: 1 + len(jobs) % 3]]
             given = judged_by_us([*choices, *values])
             jobs.append([*given, f"++seed={rng.choice([0, 3])}"] if rng.random() < 0.8 else given)
-    composed = Combinations(hydra)
+    composed = Combinations(*hydra)
     for job in jobs:
         try:
-            expected: Any = as_data(hydra(job))
+            expected: Any = as_data(hydra[0](job))
         except COMPOSITION_ERRORS as error:
             expected = str(error)
         try:
@@ -75,16 +82,54 @@ def test_random_jobs_are_composed_as_by_hydra(hydra: Hydra, seed: int) -> None:
         assert found == expected, job
 
 
-def test_what_is_wrong_is_said_as_by_hydra(hydra: Hydra) -> None:
-    composed = Combinations(hydra)
+def test_what_is_wrong_is_said_as_by_hydra(hydra: tuple[Hydra, HydraFiles]) -> None:
+    composed = Combinations(*hydra)
     composed(["encoding=rope", "++seed=1"])
     for job in (["encoding=rop", "++seed=1"], ["encoding=rope", "++seed=[1"], ["encoding=rope", "~sed", "++seed=1"]):
         with pytest.raises(COMPOSITION_ERRORS) as by_hydra:
-            as_data(hydra(job))
+            as_data(hydra[0](job))
         for _ in range(2):
             with pytest.raises(COMPOSITION_ERRORS) as found:
                 composed(job)
             assert compose.explain(found.value) == compose.explain(by_hydra.value)
+
+
+SPECIAL = {
+    "recipe/reaching.yaml": "# @package _global_\nrecipe: {name: reaching}\nmodel: {dim: 64}",  # as model=tiny has it
+    "encoding/by_model.yaml": "defaults: [{/extra@_here_: '${model}'}]\nname: by_model",
+    "extra/tiny.yaml": "base: 1",
+    "extra/small.yaml": "base: 2",
+    "special.yaml": "defaults: [config, {optional pair: '${task}_${encoding}'}]",
+    "pair/copy_rope.yaml": "# @package _global_\nrecipe: {lr: 5}",
+    "pair/addition_t5.yaml": "# @package _global_\nrecipe: {lr: 7}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("config", [["model=tiny", "model=small"], ["recipe=quick", "recipe=reaching"]]),
+        ("config", [["model=tiny", "model=small"], ["encoding=rope", "encoding=by_model"]]),
+        ("special", [["task=sort", "task=addition", "task=copy"], ["encoding=nope", "encoding=rope", "encoding=t5"]]),
+    ],
+)
+def test_files_that_depend_on_several_choices(tmp_path: Path, name: str, products: list[list[str]]) -> None:
+    """Though the first job, and those that differ from it in one choice, do not show it."""
+    for path, text in SPECIAL.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    hydra, files = of_sweep(f"--config-dir={tmp_path}", f"--config-name={name}", "seed=0,1")
+    composed = Combinations(hydra, files)
+    for job in map(list, product(*products)):
+        assert composed(job) == as_data(hydra(job)), job
+
+
+def test_hydra_composes_few_of_the_jobs_of_a_sweep(hydra: tuple[Hydra, HydraFiles]) -> None:
+    calls = []
+    composed = Combinations(lambda overrides: calls.append(overrides) or hydra[0](overrides), hydra[1])
+    for task, encoding, lr in product(["copy", "sort"], ["nope", "rope", "t5"], [1, 2, 3]):
+        composed([f"task={task}", f"encoding={encoding}", f"++recipe.lr={lr}", "++seed=1"])
+    assert len(calls) == 5
 
 
 # With a composition of our own, which counts
@@ -103,8 +148,16 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 class Counting:
+    """Composes, and counts how often; and answers for FILES."""
+
     def __init__(self) -> None:
         self.calls = 0
+
+    def is_simple(self, group: str, choice: str) -> bool:
+        return choice != "reaching"
+
+    def is_fixed(self, overrides: list[str]) -> bool:
+        return True
 
     def __call__(self, overrides: list[str]) -> DictConfig:
         self.calls += 1
@@ -123,7 +176,7 @@ class Counting:
 
 def test_few_are_composed_for_many() -> None:
     counting = Counting()
-    composed, alone = Combinations(counting), Counting()
+    composed, alone = Combinations(counting, counting), Counting()
     jobs = [
         [f"encoding={e}", f"task={t}", f"++recipe.lr={lr}", "++encoding.more.y=[1, 2]", f"++seed={seed}"]
         for e in "ab"
@@ -138,7 +191,7 @@ def test_few_are_composed_for_many() -> None:
 
 @pytest.mark.parametrize("choice", ["reaching", "linked", "open"])
 def test_a_choice_that_says_more_than_its_own_node(choice: str) -> None:
-    composed, alone = Combinations(Counting()), Counting()
+    composed, alone = Combinations(Counting(), Counting()), Counting()
     for encoding in ("a", choice, "b"):
         for task in "uv":
             for seed in (3, 4):
@@ -160,7 +213,7 @@ def test_a_choice_that_says_more_than_its_own_node(choice: str) -> None:
     ],
 )
 def test_a_value_that_is_more_than_a_value(given: list[str]) -> None:
-    composed, alone = Combinations(Counting()), Counting()
+    composed, alone = Combinations(Counting(), Counting()), Counting()
     for seed in (3, 4):
         job = ["encoding=a", *given, f"++seed={seed}"]
         assert composed(job) == as_data(alone(job))
@@ -168,7 +221,7 @@ def test_a_value_that_is_more_than_a_value(given: list[str]) -> None:
 
 def test_a_list_in_the_place_of_a_group_of_keys_is_left_to_hydra() -> None:
     """Though a number there was put together rightly, and so would other lists have been."""
-    composed, alone = Combinations(Counting()), Counting()
+    composed, alone = Combinations(Counting(), Counting()), Counting()
     number, numbers = (["encoding=a", f"++encoding.more={value}", "++seed=1"] for value in ("5", "[1, 2]"))
     assert composed(number) == as_data(alone(number))
     with pytest.raises(Exception) as by_hydra:
@@ -185,6 +238,6 @@ def test_where_what_is_put_together_is_wrong_hydra_is_asked() -> None:
         config.recipe.lr = 10 * config.recipe.lr
         return config
 
-    composed = Combinations(odd)
+    composed = Combinations(odd, counting)
     for lr in (2, 3):
         assert composed(["encoding=a", f"++recipe.lr={lr}", "++seed=1"])["recipe"]["lr"] == 10 * lr

@@ -1,5 +1,6 @@
 """Locks: one holder at a time, whoever dies, wherever it ran, and whatever the clocks say."""
 
+import errno
 import json
 import os
 import signal
@@ -79,6 +80,23 @@ def test_what_the_killed_have_left_is_cleared(path: Path, tmp_path: Path) -> Non
     with hold(mine):
         locks.clear(tmp_path / "results")
         assert not path.exists() and far.exists() and mine.exists()
+
+
+def test_the_lock_of_a_dead_process_is_held_by_nobody_where_it_cannot_be_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(lambda: _die_with(path)).join()
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(locks, "remove", refuse)
+    assert not locks.Watch().is_held(path) and path.exists()
+
+
+def _die_with(path: Path) -> None:
+    with hold(path):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_the_killed_have_left_of_a_lock_is_cleared_too(path: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -400,3 +402,16 @@ def test_an_interrupt_waits_for_the_end_of_a_step_but_not_for_long(monkeypatch: 
         pass
     assert not stop.made
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+
+
+@pytest.mark.parametrize("before", ["default_int_handler", "SIG_IGN"])
+def test_ctrl_c_while_libraries_tear_themselves_down_ends_the_process_at_once(before: str) -> None:
+    script = f"""
+import atexit, os, signal
+from rpe_bench.interrupts import ending_at_exit
+signal.signal(signal.SIGINT, signal.{before})
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+ending_at_exit()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0 if before == "SIG_IGN" else -signal.SIGINT, "")

@@ -91,6 +91,10 @@ def test_where_there_is_no_slurm_one_line_says_so(
         ("hydra.launcher.timeout_min=-5", "hydra.launcher.timeout_min=-5: must be at least 1"),
         ("hydra.launcher.runs_per_task=0", "hydra.launcher.runs_per_task=0: must be at least 1"),
         ("hydra.launcher.signal_delay_s=3", "hydra.launcher.signal_delay_s=3: must be at least 10"),
+        (
+            "hydra.launcher.timeout_min=3",
+            "hydra.launcher.signal_delay_s=120: must be at most 90, half of hydra.launcher.timeout_min=3",
+        ),
         ("hydra.launcher.requeue=maybe", "hydra.launcher.requeue=maybe: must be true or false"),
         ("hydra.launcher.partion=main", "hydra.launcher.partion"),
         ("device=cuda", "all 2 jobs: device=cuda: the launcher asks for no GPU (choose cpu or auto)"),
@@ -114,6 +118,17 @@ def test_a_dry_run_asks_no_cluster_and_knows_of_the_gpus_of_nodes(capsys: Captur
     assert len(ids[0]) == len(ids[1]) == 2 and not set(ids[0]) & set(ids[1])  # device=auto is cuda there
 
 
+def test_learning_rates_are_searched_with_the_gpus_of_nodes(capsys: Capture, commands: Commands) -> None:
+    """Though there may be none where the command is given; and a run may take no longer than it is to."""
+    given = ["run", "-m", "logger=csv", "hydra/launcher=slurm", "hydra.launcher.gpus_per_node=1", "sweep.dry_run=true"]
+    given += ["sweep.lr_search={values:[1e-3,1e-2],seeds:[7]}", "sweep.timeout_minutes=5", "sweep.workers=3"]
+    assert main(given) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "lr_search: 1 of 1 learning rates to choose",
+        "2 jobs: 0 finished, 2 to run",
+    ]
+
+
 def options(**changes: Any) -> Options:
     given = yaml.safe_load((catalogue.CONF / "hydra/launcher/slurm.yaml").read_text())
     del given["_target_"]
@@ -126,6 +141,19 @@ def test_options_become_those_of_sbatch() -> None:
     assert given["slurm_additional_parameters"] == {"requeue": True, "nice": 5}
     assert options(requeue=False).parameters["slurm_additional_parameters"] == {"no-requeue": True}
     assert "slurm_account" not in given
+
+
+def test_a_task_has_room_for_as_many_runs_as_the_pool_starts_in_it(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(overrides={"threads": 2})
+    assert options(cpus_per_task=8).at_once(config) == 4
+    assert options(cpus_per_task=8, gpus_per_node=2).at_once(config) == 4  # has no use for them
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = make_config(overrides={"device": "cuda"})
+    assert options(cpus_per_task=8, gpus_per_node=2).at_once(config) == 2
+    config = make_config(overrides={"device": "cuda", "sweep.workers": 3})
+    assert options(cpus_per_task=8, gpus_per_node=2).at_once(config) == 3
 
 
 def test_runs_are_divided_evenly_into_as_many_tasks_as_an_array_may_have() -> None:
@@ -158,6 +186,11 @@ def test_what_slurm_refuses_is_one_line_and_nothing_started(make_config: MakeCon
     commands("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: invalid partition specified: none$"):
         run_tasks(configs, options(partition="none"))
+
+
+def test_a_place_that_slurm_would_write_otherwise_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="results_dir=.*/100%j: SLURM takes a %"):
+        run_tasks([make_config(overrides={"results_dir": str(tmp_path / "100%j")})], options())
 
 
 def begin(config: Config, job: str) -> None:
@@ -299,7 +332,7 @@ def test_a_task_runs_its_share_by_the_pool_and_ends_it_when_told(
 
 def test_a_task_uses_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(Path, "read_text", lambda path: "max 100000")
+    monkeypatch.setattr("rpe_bench.cores.quotas", list)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
     assert sweep.available_cores() == 3
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")

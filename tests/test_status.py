@@ -105,6 +105,26 @@ def test_the_command(add: AddRun, tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "and 2 more"
 
 
+def test_trials_of_learning_rates_are_shown_until_they_are_finished(
+    add: AddRun, tmp_path: Path, capsys: Capture
+) -> None:
+    command = ["status", str(tmp_path)]
+
+    def said() -> list[str]:
+        assert main(command) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("task", "copy"))]
+
+    trial = tmp_path / "lr_search" / "runs" / "copy-rope-quick-s1000-0"
+    trial.mkdir(parents=True)
+    (trial / "run.json").write_text('{"format": 1, "status": "interrupted"}')
+    shown = [f"trials of learning rates, in {tmp_path / 'lr_search'}:", "0 of 1 finished, 1 interrupted"]
+    assert said() == shown  # there are no other runs yet
+    add("copy-rope-quick-s0-0", "finished")
+    assert said() == [*shown, "", "1 of 1 finished"]
+    (trial / "run.json").write_text((tmp_path / "runs" / "copy-rope-quick-s0-0" / "run.json").read_text())
+    assert said() == ["1 of 1 finished"]
+
+
 def test_ten_thousand_runs_take_seconds_and_no_torch(add: AddRun, tmp_path: Path) -> None:
     first = add("copy-rope-quick-s0-0", "finished", train_seconds=1.0, evaluation_seconds=1.0, bytes={"eval.csv": 1})
     (first / "eval.csv").write_text("\n")

@@ -22,13 +22,13 @@ import pytest
 import torch
 from support import finish
 
-from rpe_bench import ledger, sweep
+from rpe_bench import ledger, locks, sweep
 from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.record import Record, put_in_place
 from rpe_bench.schema import FORMAT
-from rpe_bench.sweep import Job, Progress, complaints, effort, run_jobs, run_one
+from rpe_bench.sweep import Job, Progress, complaints, effort, lock_of, run_jobs, run_one
 
 MakeConfig = Callable[..., Config]
 
@@ -315,6 +315,29 @@ def test_a_launcher_that_leaves_a_run_to_another_sweep_comes_back_to_it(
     assert attempts == [3, 1]
 
 
+def test_a_lock_that_cannot_be_removed_is_not_come_back_to_for_ever(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("cannot write there")
+
+    def launch(todo: list[Job]) -> None:
+        assert not launched
+        launched.append(len(todo))
+        lock_of(todo[0].config).parent.mkdir()
+        lock_of(todo[0].config).write_text(json.dumps({"machine": locks.machine(), "pid": 2**22 + 1, "started": 1}))
+        monkeypatch.setattr(sweep, "check_writable", refuse)  # a file system that is read-only from now on
+        monkeypatch.setattr(locks, "remove", refuse_to_remove)
+
+    def refuse_to_remove(*_: object) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    assert run_jobs([Job([], make_config())], launch) == 1
+    assert "1 of 1 runs failed" in capsys.readouterr().err
+
+
 class Seen:
     owner = {"host": "far", "pid": 1}
 
@@ -404,7 +427,7 @@ def test_one_run_that_hangs_is_ended(
 def test_a_launcher_that_cannot_end_a_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     assert main(["run", "-m", "hydra/launcher=joblib", "sweep.timeout_minutes=1"]) == 2
-    said = "error: sweep.timeout_minutes: is kept by hydra/launcher=pool alone, and not by JoblibLauncher\n"
+    said = "error: sweep.timeout_minutes: is kept by hydra/launcher=pool and slurm, and not by JoblibLauncher\n"
     assert capsys.readouterr().err == said
 
 
@@ -667,7 +690,7 @@ def test_jobs_are_spread_over_the_gpus(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int | None, shares: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5,-1,4")  # the last is not visible
     overrides = {"device": "cuda", "sweep.workers": workers}
     configs = [make_config(overrides=overrides | {"seed": seed}) for seed in range(sum(shares))]
 
@@ -691,16 +714,6 @@ def test_more_threads_than_cores_are_remarked_on(
         sweep.run_pool([make_config(overrides={"sweep.workers": 2, "threads": threads})], finish)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rpe-bench")]
     assert said == ["rpe-bench: 2 runs at once have 6 threads on 4 cores"]
-
-
-def test_cores_are_those_of_the_container_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-
-    def cores(limit: str) -> int:
-        monkeypatch.setattr(Path, "read_text", lambda path: limit)
-        return sweep.available_cores()
-
-    assert [cores(limit) for limit in ("max 100000", "250000 100000", "50000 100000")] == [8, 2, 1]
 
 
 def test_the_estimate_weighs_runs_by_their_length(make_config: MakeConfig) -> None:

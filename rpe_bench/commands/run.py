@@ -11,16 +11,19 @@ def main(arguments: Sequence[str]) -> int:
     """Compose, check, and run."""
     keep_to_one_thread()
     look_here()
-    from rpe_bench.interrupts import ending
+    from rpe_bench.interrupts import ending, ending_at_exit
 
-    with ending():
-        from rpe_bench.compose import compose
+    try:
+        with ending():
+            from rpe_bench.compose import compose
 
-        composed = compose(arguments)
-        if composed is None:
-            return 0
-        from rpe_bench.config import resolve
-        from rpe_bench.sweep import run_one
+            composed = compose(arguments)
+            if composed is None:
+                return 0
+            from rpe_bench.config import resolve
+            from rpe_bench.sweep import run_one
 
-        config = resolve(composed.raw)
-    return 0 if composed.shown_only else run_one(config)
+            config = resolve(composed.raw)
+        return 0 if composed.shown_only else run_one(config)
+    finally:
+        ending_at_exit()

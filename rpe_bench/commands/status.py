@@ -13,8 +13,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(parsed: Namespace) -> int:
+    """The runs of the directory and, as long as some are not finished, the trials of a search for learning rates."""
+    from rpe_bench.schema import SEARCH
     from rpe_bench.status import Status
 
+    trials = parsed.results_dir / SEARCH
+    searched = Status.of(trials) if (trials / "runs").is_dir() else None
+    if searched is not None and set(searched.states.values()) - {"finished"}:
+        print(f"trials of learning rates, in {trials}:", searched, sep="\n")
+        if not (parsed.results_dir / "runs").exists():  # before the first choice
+            return 0
+        print()
     try:
         print(Status.of(parsed.results_dir))
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -54,8 +54,7 @@ class ResumingSweeper(BasicSweeper):
             ConfigError: some jobs are wrong, and none was started.
             SystemExit: some runs failed (status 1), or the sweep was interrupted (130).
         """
-        from hydra_plugins.rpe_bench.launcher import PoolLauncher
-        from rpe_bench.combinations import Combinations
+        from rpe_bench.combinations import Combinations, HydraFiles
         from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
         from rpe_bench.config import Resolver
         from rpe_bench.errors import ConfigError
@@ -71,7 +70,8 @@ class ResumingSweeper(BasicSweeper):
             print(f"checking {len(combinations)} jobs", file=sys.stderr, flush=True)
 
         loader, config = self.hydra_context.config_loader, self.config
-        composed = Combinations(lambda overrides: loader.load_sweep_config(config, overrides))
+        files = HydraFiles(loader, config)
+        composed = Combinations(lambda overrides: loader.load_sweep_config(config, overrides), files)
         resolved = Resolver(getattr(self.launcher, "gpu", None))
         jobs, errors = [], {}
         for number, combination in enumerate(combinations):
@@ -85,12 +85,13 @@ class ResumingSweeper(BasicSweeper):
             raise ConfigError(*complaints([[plain(o) for o in combination] for combination in combinations], errors))
 
         launcher = self.launcher
-        if not isinstance(launcher, PoolLauncher) and any(job.config.sweep.timeout_minutes for job in jobs):
+        # Ours, which take configs, run jobs by the pool: here, or on the nodes of a cluster.
+        if not hasattr(launcher, "configs") and any(job.config.sweep.timeout_minutes for job in jobs):
             name = type(launcher).__name__
-            raise ConfigError(f"sweep.timeout_minutes: is kept by hydra/launcher=pool alone, and not by {name}")
+            raise ConfigError(f"sweep.timeout_minutes: is kept by hydra/launcher=pool and slurm, and not by {name}")
 
         def hand_over(some: list[Job]) -> None:
-            if hasattr(launcher, "configs"):  # one of ours, which is spared to compose everything once more
+            if hasattr(launcher, "configs"):  # which is spared to compose everything once more
                 launcher.configs = {tuple(job.overrides): job.config for job in some}
 
         def launch(todo: list[Job]) -> None:

@@ -1,6 +1,7 @@
 """`rpe-bench diagnose`: how finished runs fail beyond their training length."""
 
 import math
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -52,6 +53,11 @@ def main(parsed: Namespace) -> int:
                 print(f"left out: {error}", file=sys.stderr)
         if not chosen[directory]:
             raise ConfigError(f"{directory}: has no finished run")
+
+    for path in [parsed.out] if parsed.out else [directory / "diagnosis.csv" for directory in chosen]:
+        # Before the work, rather than after it.
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ConfigError(f"--out={path}: is no file that can be written")
 
     tables: dict[Path, list[Verdict]] = {}
     for directory, runs in chosen.items():

@@ -151,6 +151,36 @@ def test_the_command(make_config, tmp_path: Path, capsys: pytest.CaptureFixture)
     assert main(["diagnose", str(runs[0].run_dir), "--out", str(tmp_path / "one.csv")]) == 0
     assert len(pd.read_csv(tmp_path / "one.csv")) == 1
     assert not (runs[0].run_dir / "diagnosis.csv").exists()
+    for out in (tmp_path / "none" / "one.csv", tmp_path):
+        capsys.readouterr()
+        assert main(["diagnose", str(runs[0].run_dir), "--out", str(out)]) == 2
+        assert capsys.readouterr() == ("", f"error: --out={out}: is no file that can be written\n")
+
+
+def said_of(config) -> str:
+    execute(config)
+    return " ".join(Verdict.of(Trained.at(config.run_dir)).sentences)
+
+
+def test_accuracy_that_never_reaches_the_threshold_gives_way_to_the_loss(make_config) -> None:
+    """As in language modelling."""
+    said = said_of(make_config("markov", "nope", SIZES))
+    assert "at the training length, where it does not reach 0.9 either, so that the mean loss is what tells" in said
+    assert "at no longer length 0.1 nats or more above that" in said or "above that at length" in said
+    assert "-0.000" not in said
+
+
+def test_what_was_not_evaluated_is_not_claimed(make_config) -> None:
+    within = said_of(make_config("retrieval", "nope", SIZES | {"evaluation.lengths": [16]}))
+    assert "Nothing was evaluated at the training length or beyond." in within and "Accuracy" not in within
+    beyond = said_of(make_config("retrieval", "nope", SIZES | {"evaluation.lengths": [2 * N]}))
+    assert "no length of training was evaluated to compare it with" in beyond
+    assert "nothing to explain" not in beyond and "nan" not in beyond
+
+
+def test_one_example_excludes_nothing(make_config) -> None:
+    said = said_of(make_config("markov", "nope", SIZES | {"evaluation.examples": 1}))
+    assert "(of one example)" in said and "nan" not in said and "due to neither" not in said
 
 
 @pytest.mark.parametrize(

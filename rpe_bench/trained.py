@@ -1,6 +1,7 @@
 """A run that has finished, as what is made of it takes it up again: its config, and its model with what it learned."""
 
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ class Trained:
         except RuntimeError as error:
             path = self.directory / "checkpoint.pt"
             _, first, *_ = f"{error}\n".split("\n")  # torch lists every parameter that differs, a line each
-            raise ConfigError(f"{path} is of another architecture than config.yaml: {first.strip()}") from error
+            differing = textwrap.shorten(first, 160, placeholder=" ...")
+            raise ConfigError(f"{path} is of another architecture than config.yaml: {differing}") from error
         return model
 
 

@@ -178,7 +178,8 @@ class Recipe(Section):
     def steps_suffice(self) -> Self:
         if self.warmup_steps > self.steps:
             raise ValueError(f"recipe.warmup_steps={self.warmup_steps}: must not exceed recipe.steps={self.steps}")
-        if self.decay_share is not None and self.warmup_steps + self.decay_steps > self.steps:
+        # Without steps nothing decays, though a run that begins with another's weights has its schedule.
+        if self.steps and self.decay_share is not None and self.warmup_steps + self.decay_steps > self.steps:
             raise ValueError(
                 f"recipe.decay_share={self.decay_share}: the decay of {self.decay_steps} steps and"
                 f" recipe.warmup_steps={self.warmup_steps} exceed recipe.steps={self.steps}"
@@ -296,8 +297,19 @@ class Config(Section):
 
     @classmethod
     def load(cls, path: Path) -> "Config":
-        """A resolved config as a run directory keeps it."""
-        return parse(yaml.safe_load(path.read_text()))
+        """A resolved config as a run directory keeps it.
+
+        Raises:
+            OSError: it cannot be read.
+            ConfigError: it is damaged, or not what this version knows.
+        """
+        try:
+            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError("is damaged: it cannot be read as YAML") from error
+        if not isinstance(raw, dict):
+            raise ConfigError("is damaged: it holds no keys")
+        return parse(raw)
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, for YAML and JSON."""

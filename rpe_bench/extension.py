@@ -6,8 +6,9 @@ from typing import Any
 
 from rpe_bench import catalogue
 from rpe_bench.components import complete
+from rpe_bench.config import LARGEST
 from rpe_bench.errors import ConfigError, nearest
-from rpe_bench.stages import Overrides, Plan, Stage
+from rpe_bench.stages import Overrides, Plan, Stage, trained_positions
 from rpe_bench.trained import Trained
 
 PLAIN, BASE = "plain", "base"
@@ -39,13 +40,22 @@ def chosen_scalings(given: str | None) -> list[str]:
     Raises:
         ConfigError: there is none of such a name.
     """
-    known = [PLAIN, *scalings(), BASE]
-    chosen = known if given is None else list(dict.fromkeys(given.split(",")))
-    if unknown := [name for name in chosen if name not in known]:
-        raise ConfigError(
-            *(f"--scalings={n}: no such scaling{nearest(n, known)} (choose from {', '.join(known)})" for n in unknown)
-        )
+    chosen = [PLAIN, *scalings(), BASE] if given is None else list(dict.fromkeys(given.split(",")))
+    _check_scalings("--scalings", chosen)
     return chosen
+
+
+def check_scaling(name: str) -> None:
+    """Raise ConfigError where there is no scaling of a name."""
+    _check_scalings("--scaling", [name])
+
+
+def _check_scalings(flag: str, names: Sequence[str]) -> None:
+    known = [PLAIN, *scalings(), BASE]
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            *(f"{flag}={n}: no such scaling{nearest(n, known)} (choose from {', '.join(known)})" for n in unknown)
+        )
 
 
 def check_factor(factor: float) -> None:
@@ -98,12 +108,16 @@ def lengths_of(train_length: int, factor: float) -> list[int]:
 
 
 def extended(train_length: int, factor: float) -> int:
-    return math.floor(factor * train_length + 0.5)
+    """`factor` times a length, to the nearest whole number.
 
-
-def trained_positions(source: Trained) -> int:
-    """L0: positions that a run met in training."""
-    return source.config.build_positions().train_extents[0]
+    Raises:
+        ConfigError: that is no longer, or longer than any length may be.
+    """
+    longest = math.floor(factor * train_length + 0.5)
+    if not train_length < longest <= LARGEST:
+        allowed = f"must be from {train_length + 1} to {LARGEST}"
+        raise ConfigError(f"--factor={factor:g}: of the length trained on, {train_length}, {allowed}")
+    return longest
 
 
 def comparison(
@@ -118,7 +132,7 @@ def comparison(
     """Every run of a comparison: its source, its scaling and what it does.
 
     Raises:
-        ConfigError: the runs have no rotation to be scaled.
+        ConfigError: the runs have no rotation to be scaled, or `factor` times their length is no length.
     """
     first = sources[0].config
     check_rotation(str(sources[0].directory), first.encoding.model_dump())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rpe_bench.extension import check_factor, check_rotation, chosen_scalings, scaled
+from rpe_bench.extension import check_factor, check_rotation, check_scaling, scaled
 from rpe_bench.stages import Overrides, Plan, Stage, chosen_encoding
 from rpe_bench.trained import Trained
 
@@ -43,7 +43,7 @@ def retrofitting(
         stages.append(Stage(FINE_TUNED, options, fine_tuning[0], fine_tuning[1], length))
     if scaling is not None:
         name, factor = scaling
-        chosen_scalings(name)
+        check_scaling(name)
         check_factor(factor)
         check_rotation("--scaling", options)
         last = source.model_copy(update={"recipe": source.recipe.model_copy(update={"train_length": length})})

@@ -1,5 +1,7 @@
 """What is made of finished runs: further runs that begin with their weights, each a run directory like any other."""
 
+import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rpe_bench import catalogue
 from rpe_bench.components import complete, show
 from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
-from rpe_bench.config import Config, resolve
+from rpe_bench.config import PARTS, Config, resolve
 from rpe_bench.errors import ConfigError
 from rpe_bench.start import shapes_of
 from rpe_bench.sweep import Job, complaints, is_finished, run_jobs, run_pool
@@ -34,7 +36,7 @@ def sources_of(paths: Sequence[Path]) -> list[Trained]:
     """Finished runs that differ in their seed alone.
 
     Raises:
-        ConfigError: some are not finished or not whole, differ in more, or are given twice.
+        ConfigError: some are not finished or not whole, differ in more, or have the same seed.
     """
     sources, errors = [], []
     for path in paths:
@@ -50,13 +52,42 @@ def sources_of(paths: Sequence[Path]) -> list[Trained]:
             differing = ", ".join(_differing(first.config, other.config))
             errors.append(f"{other.directory}: is not of the same kind as {first.directory}: {differing} differ")
     by_id: dict[str, Trained] = {}
+    by_seed: dict[int, Trained] = {}
     for source in sources:
-        before = by_id.setdefault(source.config.run_id, source)
-        if before is not source:
-            errors.append(f"{source.directory}: is the run {source.config.run_id}, as {before.directory} is")
+        same, alike = (
+            by_id.setdefault(source.config.run_id, source),
+            by_seed.setdefault(source.config.seed, source),
+        )
+        if same is not source:
+            errors.append(f"{source.directory}: is the run {source.config.run_id}, as {same.directory} is")
+        elif alike is not source:  # they began with different runs, and would be taken for one
+            errors.append(
+                f"{source.directory}: has seed {source.config.seed}, as {alike.directory} has; one run a seed"
+            )
     if errors:
         raise ConfigError(*errors)
     return sources
+
+
+def check_out(out: Path | None) -> None:
+    """Raise ConfigError where a table could not be written, or would take the place of a run's file.
+
+    It is written last, after all that has to be trained.
+    """
+    if out is None:
+        return
+    above = next(directory for directory in out.absolute().parents if directory.exists())
+    problem = None
+    if out.is_dir():
+        problem = os.strerror(errno.EISDIR)
+    elif (out.parent / "run.json").exists():
+        problem = "is in the directory of a run, whose files stay as they are"
+    elif not above.is_dir():
+        problem = os.strerror(errno.ENOTDIR)
+    elif not os.access(above, os.W_OK | os.X_OK):
+        problem = os.strerror(errno.EACCES)
+    if problem is not None:
+        raise ConfigError(f"--out={out}: {problem}")
 
 
 def _differing(first: Config, second: Config) -> list[str]:
@@ -107,6 +138,8 @@ class Overrides:
             key, shown = override.key_or_group, plain(str(override.input_line))
             if override.is_sweep_override():
                 errors.append(f"{shown}: one value at a time (a list reads key=[1,2])")
+            elif key.startswith("sweep.lr_search"):
+                errors.append(f"{shown}: is for sweeps of rpe-bench run; here a rate is given, or taken from the run")
             elif key in taken:
                 errors.append(f"{shown}: is set by {taken[key]}")
             elif key == "logger":
@@ -122,6 +155,10 @@ class Overrides:
     def apply(self, raw: dict[str, Any], trains: bool) -> None:
         """Change the config of a run accordingly, but for its encoding."""
         raw |= self.choices
+        if trains:
+            for key, (choice, users) in PARTS.items():
+                if self.keys.get(f"recipe.{choice}", users[0]) not in users:  # no part in what takes the source's place
+                    raw["recipe"][key] = None
         for key, value in self.keys.items():
             section = key.split(".")[0]
             if section != "encoding" and (section != "recipe" or trains):
@@ -254,9 +291,9 @@ class Step:
 def chain(sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan) -> tuple[int, list[Step]]:
     """Run stages one after the other, each from where the last ended; returns the exit status and what is finished.
 
-    The sources come first, as they were evaluated; where that was at other lengths than the stages are, they are
-    evaluated once more. All is checked before anything begins, with the weights of the source in the place of those
-    that are not there yet. A source one of whose runs fails is left there, and the others go on.
+    The sources come first, as they were evaluated; where that was at other lengths than the stages are, or on other
+    examples, they are evaluated once more. All is checked before anything begins, with the weights of the source in the
+    place of those that are not there yet. A source one of whose runs fails is left there, and the others go on.
 
     Raises:
         ConfigError: what is wrong with any of the stages.
@@ -270,9 +307,10 @@ def chain(sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan) -> tu
                 f"encoding={config.encoding.name}: what it learns has other shapes at stage {stage.name} than before"
                 " it (lengths up to the same one, or a size of its own, make them the same)"
             )
-    had = sources[0].config
+    had, wanted = sources[0].config, of_first[0]
     done = [Step(source, BEFORE, source.config, source.directory) for source in sources]
-    if not set(of_first[0].evaluation.lengths or ()) <= set(had.evaluation.lengths or ()):
+    lengths = set(wanted.evaluation.lengths or ()) <= set(had.evaluation.lengths or ())
+    if not (lengths and have_same_examples(had, wanted)):
         stages = [Stage(BEFORE, had.encoding.model_dump()), *stages]
         jobs_of([(label(source, stages[0]), plan.raw(source, stages[0])) for source in sources])
         done = []
@@ -301,14 +339,40 @@ def chain(sources: Sequence[Trained], stages: Sequence[Stage], plan: Plan) -> tu
     return status, done
 
 
+def have_same_examples(first: Config, second: Config) -> bool:
+    """Whether two runs of a task are evaluated on the same examples, at the lengths that both have."""
+    one, other = first.evaluation, second.evaluation
+    if (one.examples, one.seed) != (other.examples, other.seed):
+        return False
+    # Where the last tokens alone are scored, they are those of the longest examples, at all lengths.
+    return first.build_task().last is None or max(one.lengths or ()) == max(other.lengths or ())
+
+
 def chosen_encoding(sources: Sequence[Trained], name: str, overrides: Overrides) -> dict[str, Any]:
     """Another encoding for runs, with every parameter spelt out.
+
+    A scaled rotation has the length that the runs were trained at for the one that it was trained at, at all stages:
+    left to the stages, it would be another rotation at each that trains at another length.
 
     Raises:
         ConfigError: there is none of that name, a parameter is wrong, or it is the one that the runs have.
     """
-    options = complete("encoding", catalogue.read("encoding", name) | overrides.encoding())
-    had = sources[0].config.encoding.model_dump()
+    trained = trained_positions(sources[0])
+    options = _pinned(complete("encoding", catalogue.read("encoding", name) | overrides.encoding()), trained)
+    had = _pinned(sources[0].config.encoding.model_dump(), trained)
     if had | {"name": None} == options | {"name": None}:
         raise ConfigError(f"encoding={options['name']}: is what {sources[0].directory} has already; choose another")
     return options
+
+
+def _pinned(encoding: dict[str, Any], trained: int) -> dict[str, Any]:
+    """An encoding the original length of whose scaling is given, so that no run's own length takes its place."""
+    scaling = encoding.get("scaling")
+    if isinstance(scaling, Mapping) and scaling.get("original_length", trained) is None:
+        return encoding | {"scaling": {**scaling, "original_length": trained}}
+    return encoding
+
+
+def trained_positions(source: Trained) -> int:
+    """L0: positions that a run met in training."""
+    return source.config.build_positions().train_extents[0]

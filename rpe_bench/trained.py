@@ -1,6 +1,7 @@
 """A run that has finished, as what is made of it takes it up again: its config, and its model with what it learned."""
 
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from rpe_bench import checkpoints
 from rpe_bench.checkpoints import CheckpointError
 from rpe_bench.config import Config
-from rpe_bench.errors import ConfigError, one_line
+from rpe_bench.errors import ConfigError
 from rpe_bench.files import damage, read_record
 from rpe_bench.model import Transformer, build_model
 
@@ -45,6 +46,7 @@ class Trained:
             raise ConfigError(f"{directory}: {problem}")
         try:
             config = Config.load(directory / "config.yaml")
+            config.run_id  # noqa: B018  # looks up the classes that it names: what is missing is said of this run
         except OSError as error:
             raise ConfigError(f"{directory / 'config.yaml'}: {error.strerror}") from error
         except ConfigError as error:
@@ -71,7 +73,9 @@ class Trained:
             raise ConfigError(f"{path} {error}") from error
         if kept.get("run_id") != self.config.run_id:
             raise ConfigError(f"{path} is of another run, {kept.get('run_id')}, not {self.config.run_id}")
-        weights: dict[str, torch.Tensor] = kept["model"]
+        weights = kept.get("model")
+        if not isinstance(weights, dict) or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
+            raise ConfigError(f"{path} holds no weights")
         return weights
 
     def model(self) -> Transformer:
@@ -85,7 +89,9 @@ class Trained:
             model.load_state_dict(weights)
         except RuntimeError as error:
             path = self.directory / "checkpoint.pt"
-            raise ConfigError(f"{path} is of another architecture than config.yaml: {one_line(error)}") from error
+            _, first, *_ = f"{error}\n".split("\n")  # torch lists every parameter that differs, a line each
+            differing = textwrap.shorten(first, 160, placeholder=" ...")
+            raise ConfigError(f"{path} is of another architecture than config.yaml: {differing}") from error
         return model
 
 

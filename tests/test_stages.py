@@ -12,12 +12,15 @@ from scipy import stats
 
 from rpe_bench import catalogue
 from rpe_bench.cli import main
-from rpe_bench.config import Config
+from rpe_bench.config import Config, Start
+from rpe_bench.encodings.nope import NoPE
 from rpe_bench.encodings.rope import RoPE
 from rpe_bench.encodings.scalings import AnyScaling
 from rpe_bench.extension import chosen_scalings, lengths_of, scalings
+from rpe_bench.model import Transformer
 from rpe_bench.run import execute
 from rpe_bench.stage_table import Part, parts_of
+from rpe_bench.stages import have_same_examples
 from rpe_bench.sweep import attempt
 from rpe_bench.trained import Trained
 
@@ -85,7 +88,7 @@ def test_scalings_are_those_of_the_files_and_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "lengths"), [(4, [16, 32, 64]), (3, [16, 32, 48]), (1.5, [16, 24]), (2, [16, 32]), (1.01, [16])]
+    ("factor", "lengths"), [(4, [16, 32, 64]), (3, [16, 32, 48]), (1.5, [16, 24]), (2, [16, 32]), (1.05, [16, 17])]
 )
 def test_lengths_go_up_to_the_factor(factor: float, lengths: list[int]) -> None:
     assert lengths_of(16, factor) == lengths
@@ -245,6 +248,71 @@ def test_a_source_that_was_evaluated_at_other_lengths_is_so_once_more(source: Co
     assert set(rows[rows["stage"] == "before"]["length"]) == {16, 20}
 
 
+@pytest.mark.parametrize("override", ["evaluation.examples=16", "evaluation.seed=3"])
+def test_what_was_before_is_of_the_same_examples(source: Config, performed: list[str], override: str) -> None:
+    assert done("drop", source.run_dir, "--steps", 1, override) == 0
+    assert [run_id.split("-")[2] for run_id in performed] == ["before", "dropped", "recalibrated"]
+    assert done("extend", source.run_dir, "--factor=2", "--scalings=plain", override) == 0
+    assert set(csv_in(source.results_dir / "extend")["stage"]) == {"zero_shot"}
+
+
+def test_last_tokens_are_those_of_the_longest_examples(make_config: MakeConfig) -> None:
+    def evaluated(lengths: list[int], last: int | None) -> Config:
+        return make_config("markov", "rope", {"task.last": last, "evaluation.lengths": lengths})
+
+    assert have_same_examples(evaluated([16, 32], 4), evaluated([8, 32], 4))
+    assert not have_same_examples(evaluated([16, 32], 4), evaluated([16], 4))
+    assert have_same_examples(evaluated([16, 32], None), evaluated([16], None))
+
+
+def test_what_a_source_was_trained_with_stands_in_the_way_of_nothing(make_config: MakeConfig) -> None:
+    recipe = {"schedule": "wsd", "lengths": "curriculum", "optimiser": "sgd", "momentum": 0.5, "betas": None}
+    source = make_config("copy_repeated", "rope", {f"recipe.{key}": value for key, value in recipe.items()})
+    execute(source)
+    assert done("drop", source.run_dir, "--steps", 4) == 0
+    assert runs_of(source, "recalibrated")["nope"].recipe.momentum == 0.5
+    others = ["recipe.schedule=constant", "recipe.lengths=fixed", "recipe.optimiser=adamw", "recipe.betas=[0.9,0.98]"]
+    assert done("extend", source.run_dir, "--factor=2", "--scalings=plain", "--steps=2", *others) == 0
+    tuned = runs_of(source, "fine_tuned")["rope"].recipe
+    assert tuned.decay_share is tuned.min_lr_ratio is tuned.curriculum_share is tuned.curriculum_start is None
+    assert tuned.momentum is None
+    linear = ["recipe.schedule=linear", "recipe.min_lr_ratio=0"]
+    assert done("extend", source.run_dir, "--factor=2", "--scalings=linear", "--steps=2", *linear) == 0
+    tuned = runs_of(source, "fine_tuned")["rope_linear"].recipe
+    assert (tuned.schedule, tuned.decay_share, tuned.momentum, tuned.lengths) == ("linear", None, 0.5, "curriculum")
+
+
+def test_a_scaled_rotation_is_the_same_at_every_stage_of_a_retrofit(
+    make_config: MakeConfig, performed: list[str], capsys: Capture
+) -> None:
+    source = make_config("copy_repeated", "alibi")
+    execute(source)
+    command = ["retrofit", source.run_dir, "--encoding=rope_yarn", "--pretrain-steps=1", "--finetune-steps=1"]
+    assert done(*command) == 0
+    runs = [Trained.at(source.run_dir.parent / run_id).config for run_id in performed]
+    assert [run.recipe.train_length for run in runs] == [16, 16, 32]
+    assert [run.encoding.scaling["original_length"] for run in runs] == [source.train_tokens] * 3
+    scaled = make_config("copy_repeated", "rope_yarn")
+    execute(scaled)
+    capsys.readouterr()
+    [line] = refused(capsys, "retrofit", scaled.run_dir, "--encoding=rope_yarn")
+    assert line.startswith("encoding=rope_yarn: is what ")
+
+
+@pytest.mark.parametrize("override", [(), ("evaluation.lengths=[16,20]",)])
+def test_where_the_first_change_fails_there_is_no_table(
+    source: Config, capsys: Capture, monkeypatch: pytest.MonkeyPatch, override: tuple[str, ...]
+) -> None:
+    def begin(model: Transformer, start: Start) -> None:
+        if isinstance(model.encodings[0], NoPE):
+            raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr("rpe_bench.run.begin", begin)
+    assert done("drop", source.run_dir, "--steps", 1, *override) == 1
+    assert "FloatingPointError: the loss is nan" in capsys.readouterr().err
+    assert not (source.results_dir / "drop").exists()
+
+
 def test_a_later_stage_that_is_wrong_is_refused_before_the_first(
     source: Config, capsys: Capture, performed: list[str]
 ) -> None:
@@ -259,6 +327,15 @@ def test_a_later_stage_that_is_wrong_is_refused_before_the_first(
 # What is refused
 
 
+def _of_another_seed(make_config: MakeConfig, seed: int) -> Path:
+    """A run of seed 0 that begins with one of another seed."""
+    first = make_config("copy_repeated", "alibi", {"seed": seed})
+    execute(first)
+    second = make_config("copy_repeated", "alibi", {"start.run": str(first.run_dir)})
+    execute(second)
+    return second.run_dir
+
+
 def test_requests_that_make_no_sense_are_one_line_and_nothing_is_written(
     source: Config, make_config: MakeConfig, capsys: Capture
 ) -> None:
@@ -266,6 +343,8 @@ def test_requests_that_make_no_sense_are_one_line_and_nothing_is_written(
     for config in others.values():
         execute(config)
     alibi, rope, yarn = (config.run_dir for config in others.values())
+    twice = [_of_another_seed(make_config, seed) for seed in (0, 1)]
+    Path("a_file").touch()
     files = sorted(source.results_dir.rglob("*"))
     run = source.run_dir
     for arguments, said in [
@@ -299,6 +378,19 @@ def test_requests_that_make_no_sense_are_one_line_and_nothing_is_written(
         (["retrofit", run, "--encoding", "alibi", "encoding.bse=1"], "encoding.bse=1: unknown key"),
         (["retrofit", run, "--encoding", "alibi", "--pretrain-steps", -1], "--pretrain-steps=-1: must be at least 0"),
         (["drop", run, "--steps", 0], "--steps=0: must be at least 1"),
+        (["extend", run, "--factor", 1.01], "--factor=1.01: of the length trained on, 16, must be from 17 to"),
+        (["extend", run, "--factor", 1e300], "--factor=1e+300: of the length trained on, 16, must be from 17 to"),
+        (["extend", run, "--out", run / "eval.csv"], f"--out={run}/eval.csv: is in the directory of a run"),
+        (["extend", run, "--out", run.parent], f"--out={run.parent}: Is a directory"),
+        (["extend", run, "--out", ""], "--out=.: Is a directory"),
+        (["drop", run, "--steps=1", "--out", "a_file/deeper/t.csv"], "--out=a_file/deeper/t.csv: Not a directory"),
+        (["drop", run, "--steps=1", "sweep.lr_search.seeds=[1]"], "sweep.lr_search.seeds=[1]: is for sweeps of"),
+        (["retrofit", alibi, "--encoding=rope", "--scaling=ntk,yarn"], "--scaling=ntk,yarn: no such scaling"),
+        (["retrofit", alibi, "--encoding=rope", "--factor=2"], "--factor=2: would change nothing without --scaling"),
+        (["retrofit", alibi, "--encoding=rope", "--pretrain-lr=1"], "--pretrain-lr=1: would change nothing without"),
+        (["retrofit", alibi, "--encoding=rope", "--finetune-lr=1"], "--finetune-lr=1: would change nothing without"),
+        (["retrofit", alibi, "--encoding=rope", "--finetune-length=9"], "--finetune-length=9: would change nothing"),
+        (["drop", twice[0], twice[1], "--steps=1"], f"{twice[1]}: has seed 0, as {twice[0]} has; one run a seed"),
     ]:
         lines = refused(capsys, *arguments)
         assert any(said in line for line in lines), (arguments, lines)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
@@ -41,6 +42,12 @@ def marked(run: Path, **changes: Any) -> None:
     (run / "run.json").write_text(json.dumps(record | changes))
 
 
+def retargeted(path: Path, target: str) -> None:
+    options = yaml.safe_load(path.read_text())
+    options["encoding"]["target"] = target
+    path.write_text(yaml.safe_dump(options))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no run": (lambda run: (run / "run.json").unlink(), ": is not the directory of a run"),
     "not finished": (lambda run: marked(run, status="interrupted"), ": the run is not finished, but interrupted"),
@@ -67,6 +74,26 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda run: ((run / "config.yaml").unlink(), marked(run, bytes=None)),
         "/config.yaml: No such file or directory",
     ),
+    "no weights": (
+        lambda run: (rewritten(run / "checkpoint.pt", model={"w": 1}), marked(run, bytes=None)),
+        "/checkpoint.pt holds no weights",
+    ),
+    "a config cut short": (
+        lambda run: ((run / "config.yaml").write_text("seed: [0"), marked(run, bytes=None)),
+        "/config.yaml: is damaged: it cannot be read as YAML",
+    ),
+    "a config of other bytes": (
+        lambda run: ((run / "config.yaml").write_bytes(b"\xff\xfe"), marked(run, bytes=None)),
+        "/config.yaml: is damaged: it cannot be read as YAML",
+    ),
+    "an empty config": (
+        lambda run: ((run / "config.yaml").write_text(""), marked(run, bytes=None)),
+        "/config.yaml: is damaged: it holds no keys",
+    ),
+    "a config of a class that is gone": (
+        lambda run: (retargeted(run / "config.yaml", "gone.Mine"), marked(run, bytes=None)),
+        "/config.yaml: encoding.target=gone.Mine: there is no module gone",
+    ),
     "a config of something else": (
         lambda run: ((run / "config.yaml").write_text("sneed: 1\n"), marked(run, bytes=None)),
         "/config.yaml: sneed=1: unknown key",
@@ -81,3 +108,4 @@ def test_what_cannot_be_taken_up_is_refused_by_its_path(finished: Config, how: s
     with pytest.raises(ConfigError) as refusal:
         Trained.at(finished.run_dir).model()
     assert f"{finished.run_dir}{reason}" in str(refusal.value)
+    assert all(len(line) < 400 for line in refusal.value.errors)

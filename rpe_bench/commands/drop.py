@@ -29,17 +29,18 @@ def main(parsed: Namespace) -> int:
     with ending():
         from rpe_bench.errors import ConfigError
         from rpe_bench.retrofit import TAKEN, dropping
-        from rpe_bench.stages import Overrides, chain, sources_of, split
+        from rpe_bench.stages import BEFORE, Overrides, chain, check_out, sources_of, split
 
         if parsed.steps < 1:
             raise ConfigError(f"--steps={parsed.steps}: must be at least 1")
+        check_out(parsed.out)
         paths, given = split(parsed.given)
         overrides = Overrides.of(given, TAKEN)
         sources = sources_of(paths)
         plan, stages = dropping(sources, parsed.steps, parsed.lr, overrides)
         with raising():
             status, done = chain(sources, stages, plan)
-    if done:
+    if any(step.stage != BEFORE for step in done):
         from rpe_bench.stage_table import Entry, publish
 
         entries = [Entry(s.source, s.stage, s.config, s.directory, s.config.encoding.name) for s in done]

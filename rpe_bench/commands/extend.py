@@ -30,7 +30,7 @@ def main(parsed: Namespace) -> int:
     with ending():
         from rpe_bench import extension
         from rpe_bench.errors import ConfigError
-        from rpe_bench.stages import Overrides, jobs_of, label, run, sources_of, split
+        from rpe_bench.stages import Overrides, check_out, jobs_of, label, run, sources_of, split
         from rpe_bench.sweep import is_finished
 
         extension.check_factor(parsed.factor)
@@ -41,6 +41,7 @@ def main(parsed: Namespace) -> int:
             raise ConfigError(f"--lr={parsed.lr:g}: is that of fine-tuning, which needs --steps")
         if parsed.base is not None and extension.BASE not in chosen:
             raise ConfigError(f"--base={parsed.base:g}: goes with --scalings={extension.BASE}")
+        check_out(parsed.out)
         paths, given = split(parsed.given)
         overrides = Overrides.of(given, extension.TAKEN)
         sources = sources_of(paths)
@@ -53,9 +54,13 @@ def main(parsed: Namespace) -> int:
     if jobs[0].config.sweep.dry_run or status == 130:
         return status
     from rpe_bench.stage_table import Entry, publish
-    from rpe_bench.stages import BEFORE
+    from rpe_bench.stages import BEFORE, have_same_examples
 
-    before = [Entry(source, BEFORE, source.config, source.directory, extension.PLAIN) for source in sources]
+    before = [
+        Entry(source, BEFORE, source.config, source.directory, extension.PLAIN)
+        for source in sources
+        if have_same_examples(source.config, jobs[0].config)  # else the zero-shot runs of plain say how it was
+    ]
     after = [
         Entry(source, stage.name, job.config, job.config.run_dir, scaling)
         for (source, scaling, stage), job in zip(runs, jobs, strict=True)

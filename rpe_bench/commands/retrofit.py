@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--finetune-lr", type=float, metavar="LR", help="by default as for --pretrain-lr")
     parser.add_argument("--finetune-length", type=int, metavar="SIZE", help="by default twice that of the run")
     parser.add_argument("--scaling", metavar="NAME", help="of a rotation, at inference: a scaling that extend knows")
-    parser.add_argument("--factor", type=float, default=4.0, help="of the scaling, over the length last trained on")
+    parser.add_argument("--factor", type=float, help="of the scaling, over the length last trained on; 4 by default")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the tidy CSV; in RESULTS_DIR/retrofit by default")
 
 
@@ -36,11 +36,21 @@ def main(parsed: Namespace) -> int:
     with ending():
         from rpe_bench.errors import ConfigError
         from rpe_bench.retrofit import TAKEN, retrofitting
-        from rpe_bench.stages import SETTABLE, Overrides, chain, sources_of, split
+        from rpe_bench.stages import BEFORE, SETTABLE, Overrides, chain, check_out, sources_of, split
 
         for flag in ("pretrain_steps", "finetune_steps"):
             if getattr(parsed, flag) < 0:
                 raise ConfigError(f"--{flag.replace('_', '-')}={getattr(parsed, flag)}: must be at least 0")
+        for flag, needed in (
+            ("pretrain_lr", "pretrain_steps"),
+            ("finetune_lr", "finetune_steps"),
+            ("finetune_length", "finetune_steps"),
+            ("factor", "scaling"),
+        ):
+            if (value := getattr(parsed, flag)) is not None and not getattr(parsed, needed):
+                option, other = (f"--{name.replace('_', '-')}" for name in (flag, needed))
+                raise ConfigError(f"{option}={value:g}: would change nothing without {other}")
+        check_out(parsed.out)
         paths, given = split(parsed.given)
         overrides = Overrides.of(given, TAKEN | {"recipe.train_length": "--finetune-length"}, (*SETTABLE, "encoding"))
         sources = sources_of(paths)
@@ -50,11 +60,11 @@ def main(parsed: Namespace) -> int:
             overrides,
             (parsed.pretrain_steps, parsed.pretrain_lr),
             (parsed.finetune_steps, parsed.finetune_lr, parsed.finetune_length),
-            None if parsed.scaling is None else (parsed.scaling, parsed.factor),
+            None if parsed.scaling is None else (parsed.scaling, 4.0 if parsed.factor is None else parsed.factor),
         )
         with raising():
             status, done = chain(sources, stages, plan)
-    if done:
+    if any(step.stage != BEFORE for step in done):
         from rpe_bench.stage_table import Entry, publish
 
         entries = [Entry(s.source, s.stage, s.config, s.directory, s.config.encoding.name) for s in done]

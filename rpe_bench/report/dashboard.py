@@ -306,11 +306,13 @@ def _lines(
     lines = []
     for task, encoding in numbers[list(LINE)].drop_duplicates().itertuples(index=False):
         key = (task, encoding)
+        # Where nothing was evaluated at the training length or beyond, there is none.
+        held = {name: _number(of_all.get(key, math.nan)) for name, of_all in effective.items()}
         line: dict[str, Any] = {
             "task": tasks[task],
             "encoding": encodings[encoding],
             "runs": of_line[key],
-            "effective": {name: _number(effective[name][key]) for name in ("mean", "min", "max", "at_limit")},
+            "effective": held,
             "cost": {name: cost.get(key) for name, cost in costs.items()},
         }
         for name, grid in grids.items():

@@ -217,7 +217,7 @@ function drawOverview() {
 function heldCell(task, line) {
   if (!line) return "";
   const { mean, at_limit: atLimit } = line.effective;
-  if (linesOf(line.task).every((other) => other.effective.max === 0)) return "–";
+  if (mean === null || linesOf(line.task).every((other) => !other.effective.max)) return "–";
   const longest = Math.max(...task.lengths.ratio);
   const ratio = mean / task.train_length;
   const cell = html("span", { title: `length ${number(mean)}, ${seedCount([line.runs.length])}` }, `${atLimit ? "≥ " : ""}${multiple(ratio)}`);

@@ -18,7 +18,7 @@ from rpe_bench.report.load import ReportError, Results, load_results
 from rpe_bench.report.overview import has_overview, overview_figure
 from rpe_bench.report.perplexity import perplexity_figure
 from rpe_bench.report.published import has_tables, published, read_tables, write_tables
-from rpe_bench.report.tables import accuracy_table, effective_table, leaderboard, notes, text_tables
+from rpe_bench.report.tables import accuracy_table, effective_table, leaderboard, notes, position_bins, text_tables
 from rpe_bench.report.typeset import RENDERED
 
 MANIFEST = "report.json"
@@ -153,6 +153,7 @@ def derived_tables(results: Results) -> dict[str, pd.DataFrame]:
         "accuracy": accuracy_table(results),
         "effective_length": effective_table(results),
         "leaderboard": leaderboard(results),
+        "position_bins": position_bins(results),
     }
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from rpe_bench.report.curves import fit_failures, of_task, others
 from rpe_bench.report.figures import GREY, PAGE, Style, looks_of, paper_style
@@ -16,7 +16,10 @@ from rpe_bench.report.load import Results
 from rpe_bench.report.statistics import over_seeds
 from rpe_bench.report.tables import baseline_table, count_seeds
 
-COSTS = {"milliseconds": "training time / ms per 1,000 tokens", "parameters": "parameters of the model"}
+COSTS = {
+    "milliseconds": "training time / ms per 1,000 tokens",
+    "more_parameters": "parameters beyond the smallest model",
+}
 
 
 def has_costs(results: Results, task: str) -> bool:
@@ -26,8 +29,9 @@ def has_costs(results: Results, task: str) -> bool:
 
 def costs(results: Results, task: str) -> pd.DataFrame:
     """One row an encoding: encoding_label, n, milliseconds (median over seeds, of training on 1,000 tokens),
-    milliseconds_min, milliseconds_max, parameters, and mean, low, high of token accuracy at the longest length, with
-    its length and ratio; front_milliseconds and front_parameters: no other encoding has a mean as high for less.
+    milliseconds_min, milliseconds_max, more_parameters (than the smallest model of the task has), and mean, low, high
+    of token accuracy at the longest length, with its length and ratio; front_milliseconds and front_more_parameters: no
+    other encoding has a mean as high for less.
 
     An encoding whose runs did not record their speed has no row.
     """
@@ -43,6 +47,7 @@ def costs(results: Results, task: str) -> pd.DataFrame:
     scores = over_seeds(longest, "token_accuracy", ("encoding_label", "length", "ratio"), np.random.default_rng(0))
     found = scores[["encoding_label", "length", "ratio", "n", "mean", "low", "high"]].join(times, on="encoding_label")
     found = found.dropna(subset=["milliseconds", "parameters"]).reset_index(drop=True)
+    found["more_parameters"] = found["parameters"] - found["parameters"].min()
     for cost in COSTS:
         found[f"front_{cost}"] = _front(found[cost].to_numpy(dtype=float), found["mean"].to_numpy())
     return found
@@ -79,10 +84,11 @@ def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None =
             panel.plot(front[cost], front["mean"], color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1.5)
             panel.axhline(chance, color="#404040", linestyle=(0, (4, 2)), linewidth=0.8, zorder=1.4)
             panel.set_xlabel(name)
-            panel.xaxis.set_major_locator(MaxNLocator(5))
-            panel.margins(x=0.06)
-            if cost == "parameters":
-                panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:.4g}M" if x >= 1e6 else f"{x / 1e3:.5g}k")
+            if cost == "milliseconds":
+                panel.xaxis.set_major_locator(MaxNLocator(5))
+                panel.margins(x=0.06)
+            else:
+                _from_none(panel, float(table[cost].max()))
         panels[0].set(ylim=(-0.03, 1.03), ylabel=f"accuracy at length {table['length'].iloc[0]}")
         panels[0].yaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
         handles = [
@@ -95,6 +101,18 @@ def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None =
         handles.append(Line2D([], [], color="#404040", linestyle=(0, (4, 2)), linewidth=0.8, label="chance"))
         compose(figure, panels, handles, task, _caption(results, task, rows, table), height=1.75)
     return figure
+
+
+def _from_none(axes: Axes, most: float) -> None:
+    """A log axis that begins with 0, which is what most encodings add."""
+    axes.set_xscale("symlog", linthresh=10, linscale=0.5)
+    axes.set_xlim(-3, max(most, 10) * 2)
+    ticks = [0, *(10**k for k in range(1, 12) if 10**k <= max(most, 10) * 2)]
+    axes.set_xticks(
+        ticks,
+        [f"{tick / 1e6:g}M" if tick >= 1e6 else f"{tick / 1e3:g}k" if tick >= 1e3 else f"{tick}" for tick in ticks],
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _mark(axes: Axes, point: pd.Series, cost: str, look: Style) -> None:

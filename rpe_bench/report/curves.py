@@ -1,6 +1,6 @@
 """Lines of encodings with their intervals over seeds, and what legends and captions say of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def draw(
     """Draw mean and interval over x for each encoding; dots: single seeds, with columns encoding_label, x and y."""
     drawn = [label for label in looks if (points["encoding_label"] == label).any()]
     # Bands of many lines on top of one another would add up to mud.
-    opacity = min(0.16, 0.6 / max(1, len(drawn)))
+    opacity = min(0.16, 0.6 / max(1, sum(not looks[label].faded for label in drawn)))
     for place, label in enumerate(drawn):
         look, line = looks[label], points[points["encoding_label"] == label]
         # About eight markers, each line's at places of its own, so that lines on top of one another can be told apart.
@@ -73,7 +73,7 @@ def side_by_side(axes: Axes, rows: pd.DataFrame, y: str, looks: Mapping[str, Sty
     """`draw` for a single x, where lines would be points on top of one another: a row for each encoding, which is named
     beside it."""
     points = points_of(rows.assign(at=0), "at", y).set_index("encoding_label")
-    labels = [label for label in looks if label in points.index]
+    labels = sorted((label for label in looks if label in points.index), key=lambda label: looks[label].faded)
     for place, label in enumerate(labels):
         look, point = looks[label], points.loc[label]
         seeds = rows.loc[rows["encoding_label"] == label, y].to_numpy()
@@ -109,11 +109,15 @@ def handles_of(rows: pd.DataFrame, y: str, looks: Mapping[str, Style], equal: Ma
 
 def equal_lines(parts: Sequence[pd.DataFrame], x: str, looks: Mapping[str, Style], log: bool = False) -> dict[str, str]:
     """Label -> the earlier label whose line it lies on in all panels; parts: the points of each panel."""
+
+    def shown(part: pd.DataFrame) -> np.ndarray:
+        with np.errstate(divide="ignore"):  # of a loss that is 0
+            return np.log(part["mean"].to_numpy()) if log else part["mean"].to_numpy()
+
     lines: dict[str, list[np.ndarray]] = {}
-    values = np.concatenate([part["mean"].to_numpy() for part in parts]) if parts else np.empty(0)
-    shown = np.log(values) if log else values
-    shown = shown[np.isfinite(shown)]
-    apart = SAME * (float(np.ptp(shown)) if log and len(shown) else 1.0)
+    every = np.concatenate([shown(part) for part in parts])
+    every = every[np.isfinite(every)]
+    apart = SAME * (float(np.ptp(every)) if log and len(every) else 1.0)
     found: dict[str, str] = {}
     for label, look in looks.items():
         if look.faded:
@@ -121,8 +125,7 @@ def equal_lines(parts: Sequence[pd.DataFrame], x: str, looks: Mapping[str, Style
         mine = []
         for part in parts:
             line = part[part["encoding_label"] == label]
-            mean = np.log(line["mean"].to_numpy()) if log else line["mean"].to_numpy()
-            mine += [line[x].to_numpy(dtype=float), mean]
+            mine += [line[x].to_numpy(dtype=float), shown(line)]
         if not any(len(values) for values in mine):
             continue
         for other, its in lines.items():
@@ -199,9 +202,6 @@ def faded_but(looks: Mapping[str, Style], title: str) -> dict[str, Style]:
 def titles_of(looks: Mapping[str, Style], drawn: set[str]) -> list[str]:
     """The groups that some drawn encodings are in, in order; [""] where there is but one panel."""
     return list(dict.fromkeys(look.group for label, look in looks.items() if label in drawn and not look.faded)) or [""]
-
-
-Panels = Callable[[Axes, Mapping[str, Style]], None]
 
 
 def panels_of(figure: Figure, titles: Sequence[str]) -> tuple[list[Axes], int]:

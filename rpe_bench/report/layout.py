@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
@@ -54,26 +55,23 @@ def compose(
     heads = [
         max(_lines(panel.get_title(loc="left")) for panel in panels[row * columns :][:columns]) for row in range(rows)
     ]
-    above = 0.08 + 0.13 * (len(titles) + len(captions))
+    over = [0.12 * head + 0.1 if head else 0.0 for head in heads]
+    above = (0.05 if heads[0] else 0.13) + 0.13 * (len(titles) + len(captions))
 
     def place(left: float, right: float, beneath: float, legends: Sequence[float], bottom: float) -> None:
         """beneath: inches that ticks and labels take; legends: a row's own ones."""
         each = (width - left - right - _GAP * (columns - 1)) / columns
-        total = (
-            above
-            + bottom
-            + sum(height + beneath + own + 0.12 * head + 0.1 for own, head in zip(legends, heads, strict=True))
-        )
+        total = above + bottom + sum(over) + rows * (height + beneath) + sum(legends)
         figure.set_size_inches(width, total)
         y = total - above
         for row in range(rows):
-            y -= 0.12 * heads[row] + 0.1 * (heads[row] > 0) + height
+            y -= over[row] + height
             for column, panel in enumerate(panels[row * columns :][:columns]):
                 x = left + column * (each + _GAP)
                 panel.set_position((x / width, y / total, each / width, height / total))
                 if row < len(boxes):
                     boxes[row][column].set_bbox_to_anchor((x / width, (y - beneath - 0.02) / total))
-            y -= beneath + legends[row] + 0.1 * (heads[row] == 0)
+            y -= beneath + legends[row]
 
     boxes: list[list[Legend]] = []
     none = [0.0] * rows
@@ -98,7 +96,8 @@ def compose(
     heights = [max(_height(box, figure.dpi) for box in row) for row in boxes] or none
     below = _height(_legend(figure, handles, width, "lower center"), figure.dpi) if handles else 0.0
     place(left, right, beneath, heights, below + 0.06)
-    write_above(figure, left, titles, captions)
+    # Captions were wrapped for a margin of about this; names of encodings may take a wider one.
+    write_above(figure, min(left, 0.45), titles, captions)
 
 
 def write_above(figure: Figure, left: float, titles: Sequence[str], captions: Sequence[str]) -> None:
@@ -145,15 +144,20 @@ def log_axis(axes: Sequence[Axes], label: str, least: float | None = None) -> No
         bottom, top = least, max(1.5 * least, top)
     room = (top / bottom) ** 0.04
     axes[0].set_ylim(bottom / room, top * room)
+    number_log(axes[0].yaxis, bottom, top)
+    axes[0].set_ylabel(label)
+
+
+def number_log(axis: Axis, bottom: float, top: float) -> None:
+    """Ticks of a log axis over that range, with as many numbers as there is room for."""
     decades = np.log10(top / bottom)
     numbers: list[tuple[float, tuple[float, ...]]]
     numbers = [(0.5, (1, 1.2, 1.5, 2, 3)), (1, (1, 1.5, 2, 3, 5)), (2.5, (1, 2, 5)), (math.inf, (1,))]
     steps = next(steps for below, steps in numbers if decades < below)
-    axes[0].yaxis.set_major_locator(LogLocator(subs=steps, numticks=12))
-    axes[0].yaxis.set_minor_locator(NullLocator() if decades < 0.5 else LogLocator(subs=range(1, 10), numticks=12))
-    axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:g}" if 1e-4 < y < 1e4 else f"$10^{{{np.log10(y):.0f}}}$")
-    axes[0].yaxis.set_minor_formatter(NullFormatter())
-    axes[0].set_ylabel(label)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+    axis.set_minor_locator(NullLocator() if decades < 0.5 else LogLocator(subs=range(1, 10), numticks=12))
+    axis.set_major_formatter(lambda y, _: f"{y:g}" if 1e-4 < y < 1e4 else f"$10^{{{np.log10(y):.0f}}}$")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _lines(text: str) -> int:

@@ -38,7 +38,8 @@ def overview_figure(results: Results, looks: Mapping[str, Style] | None = None) 
     tasks = [task for task in in_order(table["task_label"]) if best[task] > 0]
     none = [task for task in in_order(table["task_label"]) if best[task] == 0]
     shown = table[table["task_label"].isin(tasks)]
-    labels = [label for label in looks if (shown["encoding_label"] == label).any()]
+    there = set(shown["encoding_label"])
+    labels = sorted((label for label in looks if label in there), key=lambda label: looks[label].faded)
     values, texts = np.full((len(labels), len(tasks)), np.nan), {}
     for row in shown.itertuples():
         at = labels.index(row.encoding_label), tasks.index(row.task_label)
@@ -56,18 +57,18 @@ def overview_figure(results: Results, looks: Mapping[str, Style] | None = None) 
         wanted = names + 0.1 + 0.62 * len(tasks)
         width = COLUMN if wanted <= COLUMN else PAGE
         each = min((width - names - 0.1) / len(tasks), 0.9)
-        heads = [textwrap.wrap(task, max(6, round(each * 18))) for task in tasks]
+        heads = [_wrapped(task, max(6, round(each * 18))) for task in tasks]
         turned = max(map(len, heads)) > 4
         if turned:
-            heads = [textwrap.wrap(task, 28) for task in tasks]
+            heads = [_wrapped(task, 28) for task in tasks]
         over = max(max(map(len, line)) for line in heads) * 0.055 if turned else 0.11 * max(map(len, heads))
         titles = ["Overview"]
         captions = textwrap.wrap(caption, round(width * 18))
         above = 0.12 + 0.13 * (len(titles) + len(captions)) + over
         height = _CELL * len(labels)
-        total = above + height + 0.55
+        total = above + height + 0.6
         figure = Figure(figsize=(width, total))
-        place = (names / width, 0.55 / total, each * len(tasks) / width, height / total)
+        place = (names / width, 0.6 / total, each * len(tasks) / width, height / total)
         axes = figure.add_axes(place)
         # What fails at the training length is the darkest, whatever else there is.
         top = max(8.0, float(np.nanmax(values)))
@@ -92,11 +93,16 @@ def overview_figure(results: Results, looks: Mapping[str, Style] | None = None) 
         axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False, pad=2)
         if turned:
             axes.tick_params(axis="x", labelrotation=90)
-        bar = figure.add_axes((names / width, 0.32 / total, min(each * len(tasks), 1.9) / width, 0.09 / total))
+        bar = figure.add_axes((names / width, 0.37 / total, min(each * len(tasks), 1.9) / width, 0.09 / total))
         ticks = [0.5, 1, 2, 4, 8, *(2.0**k for k in range(4, 20) if 2**k <= top)]
         figure.colorbar(image, cax=bar, orientation="horizontal")
         bar.xaxis.set_minor_locator(NullLocator())
         bar.set_xticks(ticks, ["≤ 0.5", *(f"{tick:g}" for tick in ticks[1:])])
-        bar.set_xlabel("effective length / training length", labelpad=1)
+        bar.set_xlabel("effective length / training length", labelpad=2)
         write_above(figure, 0.06, titles, captions)
     return figure
+
+
+def _wrapped(name: str, width: int) -> list[str]:
+    """A name in lines that end where its words do."""
+    return [line.replace("_ ", "_") for line in textwrap.wrap(name.replace("_", "_ "), width)]

@@ -26,7 +26,7 @@ from rpe_bench.report.curves import (
     titles_of,
 )
 from rpe_bench.report.figures import COLUMN, PAGE, Style, looks_of, paper_style
-from rpe_bench.report.layout import compose, log_axis
+from rpe_bench.report.layout import compose, log_axis, number_log
 from rpe_bench.report.load import Results
 from rpe_bench.report.published import grouped_floor, grouped_positions
 
@@ -122,6 +122,9 @@ def _across_lengths(
         axes = figure.add_subplot()
         side_by_side(axes, rows, "loss", looks)
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(low, 1.0) / 1.02, max(high, 1.5))
+        number_log(axes.xaxis, *axes.get_xlim())
         axes.set_xlabel("perplexity")
         compose(figure, [axes], [], task, f"{caption}; {x_label}: {lengths[0]}", height=0.3 + 0.16 * len(drawn))
         return figure

@@ -7,9 +7,9 @@
     slices.csv           accuracy of every seed by distance, in bins
     baselines.csv, floor_positions.csv    what all runs of a task share
 
-`write_tables` and `read_tables` are the inverse of each other for what `published` leaves of a `Results`. So the figures
-of a published experiment can be made again, and checked, without its run directories. Means are rounded to DIGITS
-significant digits, but for evaluations, whose numbers are those of the runs.
+`write_tables` and `read_tables` are the inverse of each other for what `published` leaves of a `Results`. So the
+figures of a published experiment can be made again, and checked, without its run directories. Means are rounded to
+DIGITS significant digits, but for evaluations, whose numbers are those of the runs.
 """
 
 from pathlib import Path
@@ -114,8 +114,10 @@ def _grouped(rows: pd.DataFrame, by: list[str], means: list[str]) -> pd.DataFram
     extent = at.transform("max") - at.transform("min")
     width = np.ceil((extent + 2) / GROUPS).clip(lower=1).astype("int64")
     trained = rows["train_tokens"]
-    start = (trained + (rows["position"] - trained) // width * width).clip(lower=0)
-    stop = trained + (rows["position"] - trained) // width * width + width
+    start = trained + (rows["position"] - trained) // width * width
+    stop = start + width
+    # As far as there are positions at all.
+    start, stop = start.clip(lower=at.transform("min")), stop.clip(upper=at.transform("max") + 1)
     rows = rows.assign(position=start, to=stop, **{name: rows[name] * rows["tokens"] for name in means})
     keys = [column for column in rows if column in KEYS or column == "ratio"]
     kept = rows.groupby([*by, "position"], sort=True)

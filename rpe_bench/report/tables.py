@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from rpe_bench.report.load import STATUSES, Results, in_order
+from rpe_bench.report.published import grouped_positions
 from rpe_bench.report.statistics import (
     HOLDS,
     LINE,
@@ -78,21 +79,24 @@ def leaderboard(results: Results) -> pd.DataFrame:
 
 
 def position_bins(results: Results) -> pd.DataFrame:
-    """Every seed's scores at the longest length of its run, by where they stand beside what was trained on.
+    """Every seed's scores at the longest length of its task, by where they stand beside what was trained on.
 
-    Bins of token positions go up to 0.5, 1, 1.5, 2, 4, 8 ... times the longest sequence trained on, and to the end.
-    Columns: LINE, seed, train_tokens, length, from, to (the first position that is not of the bin), tokens, loss,
-    perplexity, accuracy: means over the tokens of the bin.
+    Bins of token positions go up to 0.5, 1, 1.5, 2, 4, 8 ... times the longest sequence trained on, and to the end; one
+    that would cut a group of `published.grouped_positions` goes on to its end. Columns: LINE, seed, train_tokens,
+    length, from, to (the first position that is not of the bin), tokens, loss, perplexity, accuracy: means over the
+    tokens of the bin.
     """
-    rows = results.positions
-    longest = rows.groupby("run_id")["length"].transform("max")
+    rows = grouped_positions(results.positions)
+    longest = rows.groupby(list(LINE))["length"].transform("max")
     rows = rows[rows["length"] == longest]
     records = []
     by = [*LINE, "seed", "train_tokens", "length"]
     for key, run in rows.groupby(by, sort=True):
-        trained, end = int(run["train_tokens"].iloc[0]), int(run["position"].max()) + 1
+        trained, end = int(run["train_tokens"].iloc[0]), int(run["to"].max())
         doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
         edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
+        cut = [run.loc[(run["position"] < edge) & (edge < run["to"]), "to"].max() for edge in edges]
+        edges = [edge if np.isnan(stop) else int(stop) for edge, stop in zip(edges, cut, strict=True)]
         edges = sorted({edge for edge in edges if edge <= end})
         for start, stop in pairwise(edges):
             part = run[(run["position"] >= start) & (run["position"] < stop)]

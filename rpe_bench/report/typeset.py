@@ -125,8 +125,8 @@ def leaderboard_page(results: Results) -> Page:
         rows.append((row.encoding_label, [area, reach, str(row.tasks), str(row.runs)]))
     caption = (
         "Encodings over the tasks that some run holds at its training length, each task weighing the same: mean over "
-        "seeds with its 95 % interval. Area: under exact match over log length, from the training length to the longest "
-        f"evaluated one. Reach: how far exact match stays at or above {HOLDS:g}, in training lengths."
+        "seeds with its 95 % interval. Area: under exact match over log length, from the training length to the "
+        f"longest evaluated one. Reach: how far exact match stays at or above {HOLDS:g}, in training lengths."
     )
     if table["tasks"].nunique() > 1:
         caption += " Encodings with fewer tasks than others are not to be compared with them, and stand below."

@@ -2,22 +2,25 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rpe_bench.report.cost import cost_figure, has_costs
 from rpe_bench.report.dashboard import write_dashboard
-from rpe_bench.report.figures import extrapolation_figure, perplexity_figure, save_figure, styles
+from rpe_bench.report.extrapolation import extrapolation_figure
+from rpe_bench.report.figures import Style, digest, looks_of, save_figure
 from rpe_bench.report.heatmaps import distance_figure, has_distances
+from rpe_bench.report.learning import has_learning, learning_figure
 from rpe_bench.report.load import ReportError, Results, load_results
-from rpe_bench.report.tables import (
-    accuracy_table,
-    effective_table,
-    markdown_tables,
-    notes,
-    position_bins,
-    seed_by_seed,
-    text_tables,
-)
+from rpe_bench.report.overview import has_overview, overview_figure
+from rpe_bench.report.perplexity import perplexity_figure
+from rpe_bench.report.published import has_tables, published, read_tables, write_tables
+from rpe_bench.report.tables import accuracy_table, effective_table, leaderboard, notes, position_bins, text_tables
+from rpe_bench.report.typeset import RENDERED
 
 MANIFEST = "report.json"
 """Lists the figures and tables of a report, and its page, beside them."""
@@ -32,41 +35,92 @@ class Report:
 
     text             tables and notes for a terminal, without a newline at the end
     figures, tables  the files, in order
-    dashboard        the page
+    dashboard        the page; None where it was made from the tables of an earlier report
     """
 
     text: str
     figures: list[Path]
     tables: list[Path]
-    dashboard: Path
+    dashboard: Path | None
 
     @property
     def paths(self) -> list[Path]:
-        return [*self.figures, *self.tables, self.dashboard]
+        return [*self.figures, *self.tables, *([] if self.dashboard is None else [self.dashboard])]
 
 
-def write_report(results_dir: str | Path, out: str | Path) -> Report:
+def write_report(results_dir: str | Path, out: str | Path, highlight: Sequence[str] = ()) -> Report:
     """Write OUT/figures, OUT/tables and OUT/dashboard.html from RESULTS_DIR, and their names to OUT/report.json.
 
+    Where there are no run directories, the tables of an earlier report in RESULTS_DIR/tables stand for them, which are
+    too little for the dashboard. highlight: encodings that are drawn before the others, which are then grey.
     ReportError where no run is finished. The same runs give the same bytes; the files of an earlier report are
     replaced, and those that this one does not have are removed.
     """
-    results = load_results(results_dir)
+    from_runs = (Path(results_dir) / "runs").is_dir() or not has_tables(results_dir)
+    results = load_results(results_dir) if from_runs else read_tables(results_dir)
     if results.evaluations.empty:
         raise ReportError(f"no finished run in {results_dir} to report on ({notes(results)[0]})")
+    return report_on(results, out, highlight, results_dir if from_runs else None)
+
+
+def report_on(
+    results: Results, out: str | Path, highlight: Sequence[str] = (), results_dir: str | Path | None = None
+) -> Report:
+    """`write_report` of results that are there already; without a dashboard where their runs are not."""
     out = Path(out)
+    looks = looks_of(results.encoding_labels, highlight)
     earlier = _listed(out)
+    kept = published(results)
     report = Report(
         text_tables(results),
-        _figures(results, out / "figures"),
-        _tables(results, out / "tables"),
-        write_dashboard(results, results_dir, out / PAGE),
+        _figures(kept, looks, out / "figures"),
+        _tables(kept, out / "tables"),
+        None if results_dir is None else write_dashboard(results, results_dir, out / PAGE),
     )
     for stale in set(earlier) - set(report.paths):
         stale.unlink(missing_ok=True)
     names = [path.relative_to(out).as_posix() for path in report.paths]
     (out / MANIFEST).write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8", newline="\n")
     return report
+
+
+def not_following(results_dir: str | Path) -> list[str]:
+    """What in RESULTS_DIR no longer follows from its own tables: a line for each figure or table that differs, is
+    missing or is none of theirs. Nothing is written.
+
+    A figure is known by the data that it was drawn from, which its file names; see `figures.save_figure`.
+    """
+    folder = Path(results_dir)
+    results = read_tables(folder)
+    listed = {path for path in _listed(folder) if path.parent.name == "figures"}
+    found = []
+    for stem, make in figures_of(results, looks_of(results.encoding_labels)):
+        data = digest(make()).encode()
+        for path in (folder / "figures" / f"{stem}.{kind}" for kind in ("pdf", "svg", "png")):
+            listed.discard(path)
+            if not path.exists():
+                found.append(f"{path}: missing")
+            elif data not in path.read_bytes():
+                found.append(f"{path}: drawn from other data")
+    found += [f"{path}: no figure of these tables" for path in sorted(listed)]
+    for name, frame in derived_tables(results).items():
+        path = folder / "tables" / f"{name}.csv"
+        if not path.exists() or not _same(pd.read_csv(path, float_precision="round_trip"), frame):
+            found.append(f"{path}: missing, or of other data")
+    for name, render in RENDERED.items():
+        path = folder / "tables" / name
+        if not path.exists() or path.read_text(encoding="utf-8") != render(results):
+            found.append(f"{path}: missing, or of other data")
+    return found
+
+
+def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """But for the last digits, which are the machine's."""
+    try:
+        pd.testing.assert_frame_equal(one, other, check_dtype=False, rtol=1e-9, atol=1e-12)
+    except AssertionError:
+        return False
+    return True
 
 
 def _listed(out: Path) -> list[Path]:
@@ -87,35 +141,45 @@ def _listed(out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def _figures(results: Results, out: Path) -> list[Path]:
-    out.mkdir(parents=True, exist_ok=True)
-    looks = styles(results.encoding_labels)
-    paths = []
+def figures_of(results: Results, looks: Mapping[str, Style]) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """The name of each figure that the results allow, and what makes it."""
+    if has_overview(results):
+        yield "overview", lambda: overview_figure(results, looks)
     for task, stem in file_stems(results.task_labels).items():
-        paths += save_figure(extrapolation_figure(results, task, looks), out / f"{stem}-extrapolation")
-        paths += save_figure(perplexity_figure(results, task, looks), out / f"{stem}-perplexity")
+        yield f"{stem}-extrapolation", lambda task=task: extrapolation_figure(results, task, looks)
+        yield f"{stem}-perplexity", lambda task=task: perplexity_figure(results, task, looks)
         if has_distances(results, task):
-            paths += save_figure(distance_figure(results, task), out / f"{stem}-distance")
-    return paths
+            yield f"{stem}-distance", lambda task=task: distance_figure(results, task)
+        if has_costs(results, task):
+            yield f"{stem}-cost", lambda task=task: cost_figure(results, task, looks)
+        if has_learning(results, task):
+            yield f"{stem}-learning", lambda task=task: learning_figure(results, task, looks)
+
+
+def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> list[Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    return [path for stem, make in figures_of(results, looks) for path in save_figure(make(), out / stem)]
+
+
+def derived_tables(results: Results) -> dict[str, pd.DataFrame]:
+    """What is computed from the tables of `published`, by name."""
+    return {
+        "accuracy": accuracy_table(results),
+        "effective_length": effective_table(results),
+        "leaderboard": leaderboard(results),
+        "position_bins": position_bins(results),
+    }
 
 
 def _tables(results: Results, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
-    frames = {
-        "accuracy": accuracy_table(results),
-        "effective_length": effective_table(results),
-        "evaluations": seed_by_seed(results.evaluations),
-        **({} if results.training_set.empty else {"training_set": seed_by_seed(results.training_set)}),
-        "positions": seed_by_seed(results.positions),
-        "position_bins": position_bins(results),
-        "runs": results.runs,
-    }
-    paths = []
-    for name, frame in frames.items():
+    paths = write_tables(results, out)
+    for name, frame in derived_tables(results).items():
         paths.append(out / f"{name}.csv")
         frame.to_csv(paths[-1], index=False, lineterminator="\n")
-    paths.append(out / "accuracy.md")
-    paths[-1].write_text(markdown_tables(results), encoding="utf-8", newline="\n")
+    for name, render in RENDERED.items():
+        paths.append(out / name)
+        paths[-1].write_text(render(results), encoding="utf-8", newline="\n")
     return paths
 
 

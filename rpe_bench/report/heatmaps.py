@@ -11,16 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import NullLocator
 
-from rpe_bench.report.figures import PAGE, paper_style, write_above
+from rpe_bench.report.figures import PAGE, paper_style
+from rpe_bench.report.layout import write_above
 from rpe_bench.report.load import Results, in_order
+from rpe_bench.report.published import BINS, distance_bins
 from rpe_bench.report.statistics import LINE, over_seeds
 from rpe_bench.report.tables import baseline_table, count_seeds, trained_up_to
-
-SLICE = "distance"
-"""The slice that is drawn: how many tokens, or on a grid cells, lie between the question and its answer."""
-
-BINS = 10
-"""Of the distance, as a share of the greatest there is at a length."""
 
 COLOURS = "cividis"
 """Brightness grows evenly with the value, so that it is told apart by colour-blind readers and in grey."""
@@ -33,23 +29,13 @@ _EMPTY = "#dddddd"
 
 def has_distances(results: Results, task: str) -> bool:
     """Whether a task label has accuracy by more than one distance at some length."""
-    return bool((_distances(results, task).groupby("length")["value"].nunique() > 1).any())
+    return bool((_distances(results, task).groupby("length")["bin"].nunique() > 1).any())
 
 
 def binned(results: Results, task: str) -> pd.DataFrame:
     """Token accuracy by length and bin of the distance: LINE, length, ratio, bin (0: nearest, BINS - 1: farthest), and
-    n, mean, min, max over seeds.
-
-    Within a seed, distances count by their tokens. A bin that no distance of a length falls into has no row.
-    """
-    rows = _distances(results, task)
-    # All runs of a task are scored on the same examples, and so at the same distances.
-    farthest = rows.groupby("length")["value"].transform("max")
-    place = np.ceil(BINS * rows["value"] / farthest).astype("int64").clip(1, BINS) - 1
-    rows = rows.assign(bin=place, right=rows["accuracy"] * rows["tokens"])
-    by = [*LINE, "length", "ratio", "bin"]
-    sums = rows.groupby([*by, "seed"])[["right", "tokens"]].sum()
-    return over_seeds((sums["right"] / sums["tokens"]).rename("accuracy").reset_index(), "accuracy", by)
+    n, mean, min, max over seeds."""
+    return over_seeds(_distances(results, task), "accuracy", [*LINE, "length", "ratio", "bin"])
 
 
 def distance_figure(results: Results, task: str) -> Figure:
@@ -91,7 +77,7 @@ def distance_figure(results: Results, task: str) -> Figure:
 
 def _distances(results: Results, task: str) -> pd.DataFrame:
     rows = results.slices
-    return rows[(rows["task_label"] == task) & (rows["slice"] == SLICE)]
+    return distance_bins(rows[rows["task_label"] == task])
 
 
 def _draw(axes: Axes, cells: pd.DataFrame, ratios: Sequence[float]) -> AxesImage:

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -159,6 +161,10 @@ def load_results(results_dir: str | Path) -> Results:
     # Hidden directories are of tools and editors, and of whoever is writing a run that has no name yet.
     directories = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     runs = [_read(directory) for directory in directories]
+    for name in [name for name in TABLES if name not in ON_DEMAND]:
+        finished = [run for run in runs if run.status == "finished"]
+        for start in range(0, len(finished), _BATCH):
+            _read_tables(finished[start : start + _BATCH], root, name)
     _label([run for run in runs if run.status == "finished"])
 
     return Results(
@@ -217,16 +223,10 @@ def _read(directory: Path) -> _Run:
         path = directory / "config.yaml"
         # A run that has only just started has none.
         if path.exists() or record["status"] == "finished":
-            # The C loader is ten times as fast, and in every wheel of PyYAML.
-            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            run.config = IMPLIED | flatten(yaml.load(path.read_text(encoding="utf-8"), Loader=loader))
+            run.config = IMPLIED | _config(path.read_text(encoding="utf-8"))
             run.config.pop("recipe.early_stop", None)  # null: without it. A group has keys of its own
         if record["status"] == "finished":
             _check_keys(run)
-            for name in [name for name in TABLES if name not in ON_DEMAND]:
-                path = directory / f"{name}.csv"
-                if path.exists() or name not in OPTIONAL:
-                    run.tables[name] = _csv(path, TABLES[name])
     except OSError as error:
         run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
         return run
@@ -245,10 +245,90 @@ def _read(directory: Path) -> _Run:
     return run
 
 
-def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
+def _config(text: str) -> dict[str, str]:
+    """`flatten` of the YAML of a config. Its sections are parsed one by one where that is the same, as in every config
+    that a run wrote: thousands of runs share most of them."""
+    keys = re.findall(r"^[A-Za-z_]\w*(?=:)", text, re.MULTILINE)
+    by_section = re.fullmatch(r"(?![ -])(?:(?:[A-Za-z_]\w*:| |- ).*\n)+", text)
+    if not by_section or len(set(keys)) < len(keys) or "&" in text or "*" in text:
+        return flatten(_yaml(text))
+    config: dict[str, str] = {}
+    for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE)[1:]:
+        config.update(_section(section))
+    return config
+
+
+@lru_cache(maxsize=4096)
+def _section(text: str) -> dict[str, str]:
+    return flatten(_yaml(text))
+
+
+def _yaml(text: str) -> object:
+    # The C loader is ten times as fast, and in every wheel of PyYAML.
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+_BATCH = 500
+"""Runs whose tables are parsed together."""
+
+
+def _read_tables(runs: list[_Run], root: Path, name: str) -> None:
+    """Read one table of each of some finished runs; those of which it can't be are no longer finished.
+
+    pandas takes about a millisecond for a file, however short, so that files that are as a run writes them are parsed
+    as one. Where anything is odd, each is parsed alone, which also tells whose fault it is.
+    """
+    header = (",".join(TABLES[name]) + "\n").encode()
+    together: list[tuple[_Run, bytes]] = []
+    alone: list[_Run] = []
+    for run in runs:
+        path = root / run.directory / f"{name}.csv"
+        try:
+            text = path.read_bytes()
+        except OSError:
+            alone.append(run)
+            continue
+        rows = text[len(header) :]
+        plain = (
+            text.startswith(header) and text.endswith(b"\n") and not any(odd in text for odd in (b'"', b"\r", b"\n\n"))
+        )
+        # With a field too many in each line, pandas would take the first for an index.
+        plain = plain and rows.count(b",") == rows.count(b"\n") * (len(TABLES[name]) - 1)
+        if plain and (rows or name != "eval"):
+            together.append((run, rows))
+        else:
+            alone.append(run)
+    sizes = [rows.count(b"\n") for _, rows in together]
+    try:
+        frame = _parsed(BytesIO(header + b"".join(rows for _, rows in together)), TABLES[name])
+        if len(frame) != sum(sizes) or (name == "eval" and not frame["split"].isin(SPLITS).all()):
+            raise ValueError
+    except ValueError:
+        alone += [run for run, _ in together]
+    else:
+        start = 0
+        for (run, _), size in zip(together, sizes, strict=True):
+            run.tables[name] = frame.iloc[start : start + size]
+            start += size
+    for run in alone:
+        path = root / run.directory / f"{name}.csv"
+        try:
+            if path.exists() or name not in OPTIONAL:
+                run.tables[name] = _csv(path, TABLES[name])
+        except OSError as error:
+            run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
+        except ValueError as error:
+            run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
+
+
+def _parsed(source: Path | BytesIO, columns: dict[str, str]) -> pd.DataFrame:
     # An encoding named "null" or "nan" is a name; only numbers can be missing.
     missing_values = {column: ["nan", ""] for column, kind in columns.items() if kind == "float64"}
-    frame = pd.read_csv(path, dtype=columns, keep_default_na=False, na_values=missing_values)
+    return pd.read_csv(source, dtype=columns, keep_default_na=False, na_values=missing_values)
+
+
+def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
+    frame = _parsed(path, columns)
     missing = [column for column in columns if column not in frame]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}")
@@ -372,6 +452,15 @@ def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
     from `model.name`) isn't shown, nor one that only choices of another name have, and a key is shown by its last part
     where that is clear.
     """
+    # What a key says hangs on which configurations there are, not on how many runs have each.
+    keys = [tuple(sorted(config.items())) for config in configs]
+    texts = _variants([dict(key) for key in dict.fromkeys(keys)])
+    by_config = dict(zip(dict.fromkeys(keys), texts, strict=True))
+    return [by_config[key] for key in keys]
+
+
+def _variants(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """`variants` of configurations that are all different."""
 
     def values(key: str) -> list[str]:
         return [config.get(key, "unset") for config in configs]
@@ -440,14 +529,17 @@ def _part(run: _Run, wanted: Callable[[str], bool]) -> dict[str, str]:
     return {key: value for key, value in run.config.items() if wanted(key)}
 
 
+@cache
 def _about_encoding(key: str) -> bool:
     return key.startswith("encoding.")
 
 
+@cache
 def _about_positions(key: str) -> bool:
     return key.startswith("positions.")
 
 
+@cache
 def _about_task(key: str) -> bool:
     """Everything else that could change a number, so that a key of the future sets runs apart too."""
     unimportant = NOT_COMPARED | EXECUTION

@@ -6,8 +6,18 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from rpe_bench.report.load import KEYS, STATUSES, Results, in_order
-from rpe_bench.report.statistics import HOLDS, LINE, POINT, over_seeds, over_seeds_effective
+from rpe_bench.report.load import STATUSES, Results, in_order
+from rpe_bench.report.published import grouped_positions
+from rpe_bench.report.statistics import (
+    HOLDS,
+    LINE,
+    POINT,
+    areas,
+    effective_lengths,
+    over_seeds,
+    over_seeds_effective,
+    over_tasks,
+)
 
 THRESHOLD = HOLDS
 """Exact match that counts as still holding in the effective length."""
@@ -44,28 +54,49 @@ def effective_table(results: Results) -> pd.DataFrame:
     return over_seeds_effective(results.evaluations, THRESHOLD, np.random.default_rng(0))
 
 
-def seed_by_seed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of every seed as the runs recorded them, less what repeats in each: what all means here are means of."""
-    columns = [column for column in rows if column not in KEYS or column in (*LINE, "seed", "train_length")]
-    return rows[columns].sort_values([*LINE, "seed"], kind="stable")
+def leaderboard(results: Results) -> pd.DataFrame:
+    """One row an encoding, over the tasks that some run holds at its training length; the best area first.
+
+    Columns: encoding_label, tasks, runs, area_{mean,low,high}, the area under exact match over log length beyond the
+    training length, and effective_ratio_{mean,low,high}, how far exact match holds in training lengths; both as
+    `statistics.over_tasks` has them. Of an encoding with fewer tasks than another, the numbers say something else.
+    """
+    lengths = effective_lengths(results.evaluations)
+    best = lengths.groupby("task_label")["effective_length"].transform("max")
+    lengths = lengths[best > 0]
+    surfaces = areas(results.evaluations)
+    surfaces = surfaces[surfaces["task_label"].isin(lengths["task_label"])]
+    numbers = ["mean", "low", "high"]
+    measures = []
+    for name, scores in (("area", surfaces), ("effective_ratio", lengths)):
+        found = over_tasks(scores, name).set_index(["encoding_label", "tasks", "runs"])[numbers]
+        measures.append(found.add_prefix(f"{name}_"))
+    table = measures[1].join(measures[0]).reset_index()
+    columns = ["encoding_label", "tasks", "runs", *measures[0].columns, *measures[1].columns]
+    return table[columns].sort_values(
+        ["tasks", "area_mean", "encoding_label"], ascending=[False, False, True], ignore_index=True
+    )
 
 
 def position_bins(results: Results) -> pd.DataFrame:
-    """Every seed's scores at the longest length of its run, by where they stand beside what was trained on.
+    """Every seed's scores at the longest length of its task, by where they stand beside what was trained on.
 
-    Bins of token positions go up to 0.5, 1, 1.5, 2, 4, 8 ... times the longest sequence trained on, and to the end.
-    Columns: LINE, seed, train_tokens, length, from, to (the first position that is not of the bin), tokens, loss,
-    perplexity, accuracy: means over the tokens of the bin.
+    Bins of token positions go up to 0.5, 1, 1.5, 2, 4, 8 ... times the longest sequence trained on, and to the end; one
+    that would cut a group of `published.grouped_positions` goes on to its end. Columns: LINE, seed, train_tokens,
+    length, from, to (the first position that is not of the bin), tokens, loss, perplexity, accuracy: means over the
+    tokens of the bin.
     """
-    rows = results.positions
-    longest = rows.groupby("run_id")["length"].transform("max")
+    rows = grouped_positions(results.positions)
+    longest = rows.groupby(list(LINE))["length"].transform("max")
     rows = rows[rows["length"] == longest]
     records = []
     by = [*LINE, "seed", "train_tokens", "length"]
     for key, run in rows.groupby(by, sort=True):
-        trained, end = int(run["train_tokens"].iloc[0]), int(run["position"].max()) + 1
+        trained, end = int(run["train_tokens"].iloc[0]), int(run["to"].max())
         doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
         edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
+        cut = [run.loc[(run["position"] < edge) & (edge < run["to"]), "to"].max() for edge in edges]
+        edges = [edge if np.isnan(stop) else int(stop) for edge, stop in zip(edges, cut, strict=True)]
         edges = sorted({edge for edge in edges if edge <= end})
         for start, stop in pairwise(edges):
             part = run[(run["position"] >= start) & (run["position"] < stop)]
@@ -130,37 +161,23 @@ def task_caption(results: Results, task: str) -> str:
     return f"{trained_up_to(rows)}, {seeds if seeds == '1 seed' else f'mean of {seeds}'}"
 
 
-def text_tables(results: Results) -> str:
-    """The wide tables for a terminal, and what was left out of them."""
-    blocks = [
-        f"{task}: token accuracy by length / training length ({task_caption(results, task)})\n{frame.to_string()}"
-        for task, frame in wide_tables(results).items()
-    ]
+def text_tables(results: Results, width: int = 100) -> str:
+    """The wide tables for a terminal, and what was left out of them.
+
+    Where a table is wider than `width`, lengths that are no power of two times the training length are left out.
+    """
+    blocks = []
+    for task, frame in wide_tables(results).items():
+        shown = frame
+        if max(map(len, frame.to_string().splitlines())) > width:
+            powers = [name for name in frame if not name.endswith("x") or math.log2(float(name[:-1])) % 1 == 0]
+            shown = frame[powers]
+        left_out = "" if len(shown.columns) == len(frame.columns) else "; other lengths: tables/accuracy.md"
+        blocks.append(
+            f"{task}: token accuracy by length / training length ({task_caption(results, task)}{left_out})\n"
+            + shown.to_string()
+        )
     return "\n\n".join([*blocks, "\n".join(notes(results))])
-
-
-def markdown_tables(results: Results) -> str:
-    """The wide tables as a Markdown page, with effective lengths, and what was left out of them."""
-    effective = effective_table(results).set_index(list(LINE))
-    blocks = ["# Token accuracy by length / training length"]
-    for task, frame in wide_tables(results, times="×").items():
-        frame = frame.copy()
-        frame["holds up to"] = [
-            _effective(effective.loc[(task, name)]) if (task, name) in effective.index else "" for name in frame.index
-        ]
-        table = frame.to_markdown(colalign=("left", *["right"] * len(frame.columns)), disable_numparse=True)
-        blocks += [f"## {task}", f"Token accuracy, {task_caption(results, task)}.", table]
-    blocks.append(
-        "*Holds up to*: the longest evaluated length up to which exact match stays at or above "
-        f"{THRESHOLD:g}, mean over seeds; ≥ where at least one seed held as far as was evaluated; 0 where it fails at "
-        "the training length."
-    )
-    blocks.append("\n".join(f"- {note}" for note in notes(results)))
-    return "\n\n".join(blocks) + "\n"
-
-
-def _effective(row: pd.Series) -> str:
-    return f"{'≥ ' if row['at_limit'] else ''}{row['mean']:.4g}"
 
 
 def notes(results: Results, named: int = 20) -> list[str]:

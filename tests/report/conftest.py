@@ -180,8 +180,8 @@ def tables(
     steps = np.arange(0, 500, 50)
     training = pd.DataFrame(
         {
-            "step": steps,
-            "tokens": 100,
+            "step": steps + 50,
+            "tokens": 100 * (steps + 50),
             "loss": 3.0 / (1 + steps),
             "lr": 1e-3,
             "grad_norm": 1.0,

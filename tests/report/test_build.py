@@ -27,25 +27,29 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
     report = write_report(results_dir, tmp_path / "a b")
     names = [path.relative_to(tmp_path / "a b").as_posix() for path in report.paths]
     assert names == [
+        *(f"figures/overview.{kind}" for kind in ("pdf", "svg", "png")),
         *(
             f"figures/{task}-{figure}.{kind}"
             for task in ("adjacency_tutorial", "copy")
-            for figure in ("extrapolation", "perplexity")
+            for figure in ("extrapolation", "perplexity", "learning")
             for kind in ("pdf", "svg", "png")
         ),
         *(
             f"tables/{name}.csv"
             for name in (
-                "accuracy",
-                "effective_length",
+                "runs",
                 "evaluations",
                 "training_set",
                 "positions",
+                "training",
+                "baselines",
+                "accuracy",
+                "effective_length",
+                "leaderboard",
                 "position_bins",
-                "runs",
             )
         ),
-        "tables/accuracy.md",
+        *(f"tables/{name}" for name in ("accuracy.md", "accuracy.tex", "leaderboard.md", "leaderboard.tex")),
         "dashboard.html",
     ]
     first = [path.read_bytes() for path in report.paths]
@@ -68,7 +72,7 @@ def test_what_an_earlier_report_wrote_and_nothing_else_goes(fabricate):
     fabricate("copy", "rope", config={"model.causal": False})
     second = write_report(out, out)
     stale = set(first.figures) - set(second.figures)
-    assert len(stale) == 6 and len(second.figures) == 12
+    assert len(stale) == 9 and len(second.figures) == 3 + 18
     left = {path for folder in ("figures", "tables") for path in (out / folder).iterdir()}
     assert left == {*second.figures, *second.tables, *mine}
     assert len(list((out / "runs").iterdir())) == 2

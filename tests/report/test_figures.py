@@ -6,16 +6,12 @@ import pandas as pd
 import pytest
 from matplotlib.transforms import Bbox
 
-from rpe_bench.report.figures import (
-    COLUMN,
-    PAGE,
-    extrapolation_figure,
-    paper_style,
-    perplexity_figure,
-    save_figure,
-    styles,
-)
-from rpe_bench.report.load import load_results
+from rpe_bench.report.extrapolation import extrapolation_figure
+from rpe_bench.report.figures import COLUMN, PAGE, digest, looks_of, paper_style, save_figure, styles
+from rpe_bench.report.learning import learning_figure
+from rpe_bench.report.load import ReportError, load_results
+from rpe_bench.report.perplexity import perplexity_figure
+from rpe_bench.report.statistics import over_seeds
 
 FIGURES = [extrapolation_figure, perplexity_figure]
 
@@ -39,12 +35,16 @@ def legend(figure):
 
 
 def assert_nothing_overlaps(figure):
-    """Legend, caption and axes with their labels are apart from one another and inside the figure."""
+    """Legends, caption and axes with their labels are apart from one another and inside the figure."""
     with paper_style():
         figure.draw_without_rendering()
         inside = figure.bbox.padded(1)
-        boxes = [figure.legends[0].get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
-        boxes.append(Bbox.union([axes.get_tightbbox() for axes in figure.axes]))
+        boxes = [*(legend.get_window_extent() for legend in figure.legends)]
+        boxes += [text.get_window_extent() for text in figure.texts]
+        if len(figure.legends) > 1:
+            boxes += [axes.get_tightbbox().padded(-2) for axes in figure.axes]
+        else:
+            boxes.append(Bbox.union([axes.get_tightbbox() for axes in figure.axes]))
     for i, box in enumerate(boxes):
         assert inside.x0 <= box.x0 and box.x1 <= inside.x1, i
         assert inside.y0 <= box.y0 and box.y1 <= inside.y1, i
@@ -74,26 +74,38 @@ def test_extrapolation_says_what_it_shows(results):
     figure = extrapolation_figure(results, "copy")
     (axes,) = figure.axes
     assert figure.get_figwidth() == COLUMN
-    assert texts(figure) == ["copy", "trained up to 16; mean and range of 2 seeds"]
+    assert texts(figure)[0] == "copy"
+    assert " ".join(texts(figure)[1:]) == (
+        "trained up to 16; mean and 95 % interval over 2 seeds; seeds that do not fit (accuracy below 0.9 at the "
+        "training length): learned 2 of 2"
+    )
     assert legend(figure) == ["alibi", "learned", "rope", "chance", "majority", "training length"]
     assert axes.get_xscale() == "log"
     assert axes.get_xticks().tolist() == [0.5, 1, 1.25, 1.5, 2, 4, 8]
     assert [label.get_text().strip() for label in axes.get_xticklabels()] == "0.5 1 1.25 1.5 2 4 8".split()
-    expected = results.evaluations.query("task == 'copy' and encoding == 'alibi'").groupby("ratio")["token_accuracy"]
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), expected.mean())
+    rows = results.evaluations.query("task == 'copy' and encoding == 'learned'")
+    expected = over_seeds(rows, "token_accuracy", ("ratio",), np.random.default_rng(0))
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), expected["mean"])
     assert len(axes.collections) == 3 * 2  # a band and the seeds' dots of each encoding
+    band = axes.collections[2].get_paths()[0].vertices
+    for point in expected.itertuples():
+        ends = band[band[:, 0] == point.ratio, 1]
+        np.testing.assert_allclose((ends.min(), ends.max()), (point.low, point.high))
+    assert (expected["low"] < expected["min"]).any()  # the interval, not the range
     assert any(list(line.get_xdata()) == [1, 1] for line in axes.lines)
 
 
 def test_a_single_seed_has_no_interval_and_is_said_to_be_single(fabricate):
     run = fabricate("copy", "rope", 0)
     figure = extrapolation_figure(load_results(run.parents[1]), "copy")
-    assert texts(figure)[1] == "trained up to 16; 1 seed, no interval"
+    assert " ".join(texts(figure)[1:]) == "trained up to 16; 1 seed, no interval"
     assert not figure.axes[0].collections
     for seed in range(3):
         fabricate("copy", "alibi", seed)
     figure = extrapolation_figure(load_results(run.parents[1]), "copy")
-    assert texts(figure)[1] == "trained up to 16; mean and range of 1 to 3 seeds"
+    assert " ".join(texts(figure)[1:]) == (
+        "trained up to 16; mean and 95 % interval over 1 to 3 seeds (none for rope with 1)"
+    )
     assert legend(figure)[:2] == ["alibi, 3 seeds", "rope, 1 seed"]
     assert len(figure.axes[0].collections) == 2
 
@@ -110,7 +122,7 @@ def test_perplexity_by_position_has_panels_of_lengths(results):
     np.testing.assert_allclose(line.get_xdata(), range(31, 63))
     np.testing.assert_allclose(line.get_ydata(), np.exp(rows.groupby("position")["loss"].mean()))
     assert list(figure.axes[1].lines[-1].get_xdata()) == [31.5, 31.5]  # 32 tokens were trained on
-    assert "geometric mean and range of 2 seeds" in texts(figure)[1]
+    assert "geometric mean and 95 % interval over 2 seeds" in texts(figure)[1]
 
 
 def test_the_entropy_floor_is_drawn_where_it_is_known(fabricate):
@@ -148,13 +160,13 @@ def test_of_a_single_length_encodings_stand_side_by_side(fabricate, make, task):
     results = load_results(run.parents[1])
     figure = make(results, task)
     (axes,) = figure.axes
-    assert "48" in axes.get_xlabel() and len(axes.get_xticks()) == 0
-    assert legend(figure)[:4] == names and "training" not in legend(figure)[-1]
+    assert "48" in " ".join(texts(figure))
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
     means = [line for line in axes.lines if line.get_marker() not in (".", "None")]
-    assert [line.get_xdata()[0] for line in means] == [0, 1, 2, 3]
+    assert [line.get_ydata()[0] for line in means] == [0, 1, 2, 3]
     if make is extrapolation_figure:
         expected = results.evaluations.groupby("encoding_label")["token_accuracy"].mean()
-        np.testing.assert_allclose([line.get_ydata()[0] for line in means], expected)
+        np.testing.assert_allclose([line.get_xdata()[0] for line in means], expected)
     assert_nothing_overlaps(figure)
 
 
@@ -175,7 +187,10 @@ def test_legends_and_captions_cover_nothing(fabricate, number, make, task):
         for seed in range(2):
             run = fabricate(task, f"encoding_{i}", seed)
     figure = make(load_results(run.parents[1]), task)
-    assert len(legend(figure)) >= number + 1
+    named = [text.get_text() for one in figure.legends for text in one.get_texts()]
+    named += [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert len(named) >= number + 1
+    assert len(figure.axes) >= number / 8  # no panel has more lines than can be told apart
     assert_nothing_overlaps(figure)
 
 
@@ -204,3 +219,82 @@ def test_a_style_is_decided_by_the_labels_alone_and_tells_many_apart():
         assert looks[one].colour != looks[other].colour
         assert looks[one].dashes != looks[other].dashes
         assert looks[one].marker != looks[other].marker
+
+
+def test_many_are_shown_a_family_at_a_time_with_the_others_behind(fabricate):
+    rotations = ["rope", "xpos", "p_rope", "rope_ntk"]
+    biases = ["alibi", "t5", "kerple", "fire", "sandwich"]
+    for encoding in [*rotations, *biases, "mine"]:
+        run = fabricate("copy", encoding)
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    assert figure.get_figwidth() == PAGE
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["rotations of queries and keys", "biases on the logits", "others"]
+    for axes, members in zip(figure.axes, (rotations, biases, ["mine"]), strict=True):
+        coloured = {line.get_label() for line in axes.lines if line.get_marker() not in ("", "None")}
+        behind = {line.get_label() for line in axes.lines if line.get_color() == "#cfcfcf"}
+        assert coloured == set(members)
+        assert behind == {*rotations, *biases, "mine"} - set(members)
+    assert "grey: those of the other panels" in " ".join(texts(figure))
+
+
+def test_chosen_ones_are_drawn_before_the_others(fabricate):
+    for i in range(10):
+        run = fabricate("copy", f"encoding_{i}")
+    fabricate("copy", "rope", config={"encoding.base": 1.0})
+    fabricate("copy", "rope", config={"encoding.base": 2.0})
+    labels = load_results(run.parents[1]).encoding_labels
+    looks = looks_of(labels, ["rope", "encoding_3"])
+    assert [label for label in looks if not looks[label].faded] == ["encoding_3", "rope (base=1)", "rope (base=2)"]
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy", looks)
+    named = [*legend(figure), *(text.get_text() for text in figure.axes[0].texts)]
+    assert "9 others" in named and "encoding_4" not in named and "encoding_3" in named
+    assert_nothing_overlaps(figure)
+    with pytest.raises(ReportError, match="--highlight=ropy: no encoding here is called so"):
+        looks_of(labels, ["ropy"])
+
+
+def test_lines_are_named_where_they_end_if_there_is_room(fabricate):
+    for encoding in ("alibi", "rope"):
+        run = fabricate("copy", encoding, config={"evaluation.lengths": [8, 16, 32]})
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["alibi", "rope"]
+    assert legend(figure) == ["chance", "majority", "training length"]
+    ends = [line.get_ydata()[-1] for line in figure.axes[0].lines[:2]]
+    assert [text.xy[1] for text in figure.axes[0].texts] == ends
+    assert_nothing_overlaps(figure)
+
+
+def test_of_equal_lines_the_legend_says_that_they_are(fabricate):
+    for encoding in ("t5", "rope", "nope"):
+        run = fabricate("copy", encoding)
+    for name in ("t5", "nope"):
+        (target,) = [path for path in run.parent.iterdir() if f"-{name}-" in path.name]
+        if name == "nope":
+            (source,) = [path for path in run.parent.iterdir() if "-t5-" in path.name]
+            (target / "eval.csv").write_bytes((source / "eval.csv").read_bytes())
+    named = legend(extrapolation_figure(load_results(run.parents[1]), "copy"))
+    assert named[:3] == ["nope", "rope", "t5 = nope"]
+
+
+def test_learning_is_the_mean_over_seeds_against_their_tokens(results):
+    figure = learning_figure(results, "copy")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "thousand tokens trained on" and axes.get_yscale() == "log"
+    rows = results.training.query("task == 'copy' and encoding == 'alibi'")
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), rows.groupby("step")["loss"].mean(), rtol=1e-5)
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), rows.groupby("step")["tokens"].mean() / 1000)
+    assert "mean and 95 % interval over 2 seeds" in " ".join(texts(figure))
+    assert legend(figure) == ["alibi", "learned = alibi", "rope = alibi"]
+    assert_nothing_overlaps(figure)
+
+
+def test_a_file_names_the_data_that_it_was_drawn_from(results, tmp_path):
+    figure = extrapolation_figure(results, "copy")
+    other = results.evaluations.copy()
+    at = other.query("task == 'copy' and encoding == 'rope'").index[0]
+    other.loc[at, "token_accuracy"] -= 0.01
+    changed = digest(extrapolation_figure(type(results)(**{**vars(results), "evaluations": other}), "copy"))
+    for path in save_figure(figure, tmp_path / "figure"):
+        assert digest(figure).encode() in path.read_bytes(), path.suffix
+    assert changed != digest(figure) == digest(extrapolation_figure(results, "copy"))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from rpe_bench.config import Recipe
-from rpe_bench.report.load import KEYS, ReportError, flatten, in_order, load_examples, load_results, variants
+from rpe_bench.report.load import KEYS, ReportError, _config, flatten, in_order, load_examples, load_results, variants
 from rpe_bench.schema import TABLES
 
 
@@ -317,3 +318,32 @@ def test_a_copy_of_a_results_directory_reads_the_same(fabricate, tmp_path):
     pd.testing.assert_frame_equal(
         load_results(run.parents[1]).evaluations, load_results(tmp_path / "elsewhere").evaluations
     )
+
+
+def test_tables_that_are_parsed_together_are_those_of_each_run(fabricate):
+    """Also where some are odd: a damaged one, one with its columns in another order, one with Windows' line ends."""
+    for seed in range(6):
+        run = fabricate("copy", "rope", seed)
+    runs = sorted(run.parent.iterdir())
+    expected = {path.name: pd.read_csv(path / "eval.csv") for path in runs}
+    pd.read_csv(runs[1] / "eval.csv").iloc[:, ::-1].to_csv(runs[1] / "eval.csv", index=False)
+    (runs[2] / "eval.csv").write_bytes((runs[2] / "eval.csv").read_bytes().replace(b"\n", b"\r\n"))
+    extra = (runs[3] / "eval.csv").read_text().splitlines()
+    (runs[3] / "eval.csv").write_text("\n".join([extra[0], *(f"{line},1" for line in extra[1:])]) + "\n")
+    (runs[4] / "positions.csv").write_text("length\n")
+    results = load_results(run.parents[1])
+    unreadable = results.runs.query("status == 'unreadable'")["directory"].tolist()
+    assert unreadable == [runs[3].name, runs[4].name]
+    for place in (0, 1, 2, 5):
+        rows = results.evaluations[results.evaluations["run_id"] == runs[place].name].reset_index(drop=True)
+        frame = expected[runs[place].name]
+        pd.testing.assert_frame_equal(rows[list(frame)], frame, check_dtype=False)
+
+
+def test_a_config_is_read_by_sections_as_it_is_read_whole():
+    text = "seed: 3\nencoding:\n  name: rope\n  scaling:\n    factor: 4.0\nlist:\n- 1\n- 2\nempty: {}\n"
+    assert _config(text) == flatten(yaml.safe_load(text)) and len(_config(text)) == 4
+    shared = "a: &x\n  b: 1\nc: *x\n"  # an anchor reaches from one section into another
+    assert _config(shared) == {"a.b": "1", "c.b": "1"}
+    twice = "a:\n  b: 1\na:\n  c: 2\n"
+    assert _config(twice) == {"a.c": "2"}

@@ -1,0 +1,217 @@
+"""Tables for a page: Markdown, and LaTeX with booktabs. Means with their intervals; the best, and what is not
+significantly worse, are marked."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from rpe_bench.report.comparison import against_best
+from rpe_bench.report.load import Results, in_order
+from rpe_bench.report.statistics import HOLDS, LINE, over_seeds
+from rpe_bench.report.tables import (
+    THRESHOLD,
+    accuracy_table,
+    effective_table,
+    leaderboard,
+    notes,
+    task_caption,
+)
+from rpe_bench.seeds import stream
+
+BEST, AS_GOOD = "best", "as good"
+
+MARKS = (
+    "the best mean of a column, and those not significantly worse than it: paired by seed, sign-flip test with Holm's "
+    "correction over the encodings, 5 %"
+)
+
+UNTOLD = "with so few seeds no difference could be significant, so that the best alone is marked"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mean, the interval around it if there is one, and BEST, AS_GOOD or ""."""
+
+    mean: float
+    low: float = np.nan
+    high: float = np.nan
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table before it is typeset: rows of a name and what stands in each column, "" for nothing."""
+
+    title: str
+    caption: str
+    columns: list[str]
+    rows: list[tuple[str, list[Cell | str]]]
+    baselines: list[tuple[str, list[Cell | str]]]
+
+
+def task_pages(results: Results) -> list[Page]:
+    """Token accuracy of each task: encodings by length / training length."""
+    table = accuracy_table(results)
+    judged = against_best(results.evaluations, "token_accuracy", stream("tables", "token_accuracy"))
+    judged = judged.set_index([*LINE, "length"])
+    effective = effective_table(results).set_index(list(LINE))
+    pages = []
+    for task in results.task_labels:
+        rows = table[table["task_label"] == task]
+        lengths = rows[["ratio", "length"]].drop_duplicates().sort_values("ratio")
+        by_point = rows.set_index(["encoding_label", "length", "ratio"]).sort_index()
+        trained = results.training_set[results.training_set["task_label"] == task]
+        extra = over_seeds(trained, "token_accuracy", LINE, np.random.default_rng(0)) if len(trained) else None
+        of_task = judged.loc[task]
+        # One pair against another says nothing: the mark would be on all of them.
+        tells = bool(of_task["could_tell"].any())
+        several = rows["encoding_label"].nunique() > 1
+        body: list[tuple[str, list[Cell | str]]] = []
+        for label in in_order(rows["encoding_label"]):
+            cells: list[Cell | str] = []
+            for ratio, length in lengths.itertuples(index=False):
+                if (label, length, ratio) not in by_point.index:
+                    cells.append("")
+                    continue
+                point, against = by_point.loc[(label, length, ratio)], of_task.loc[(label, length)]
+                as_good = bool(against["could_tell"]) and not bool(against["worse"])
+                mark = (BEST if against["best"] else AS_GOOD if as_good else "") if several else ""
+                numbers = (point[f"token_accuracy_{part}"] for part in ("mean", "low", "high"))
+                cells.append(Cell(*map(float, numbers), mark))
+            if extra is not None:
+                found = extra[extra["encoding_label"] == label]
+                cells.append(Cell(*map(float, found[["mean", "low", "high"]].iloc[0])) if len(found) else "")
+            cells.append(_holds_up_to(effective.loc[(task, label)]) if (task, label) in effective.index else "")
+            cells.append(str(rows.loc[rows["encoding_label"] == label, "n"].max()))
+            body.append((label, cells))
+        behind: list[Cell | str] = [""] * (2 + (extra is not None))
+        first = rows.drop_duplicates(["ratio", "length"]).set_index(["ratio", "length"])
+        points = list(lengths.itertuples(index=False, name=None))
+        baselines = [
+            (name, [*(Cell(float(first.loc[point, name])) for point in points), *behind])
+            for name in ("chance", "majority")
+        ]
+        columns = [f"{ratio:.4g}×" for ratio in lengths["ratio"]]
+        columns += [*(["training set"] if extra is not None else []), "holds up to", "seeds"]
+        caption = f"Token accuracy, {task_caption(results, task)}"
+        if rows["n"].max() > 1:
+            caption += ", with the 95 % interval of the mean"
+        caption += f". Marked: {MARKS}." if tells else f". {UNTOLD.capitalize()}." if several else "."
+        pages.append(Page(task, caption, columns, body, baselines))
+    return pages
+
+
+def _holds_up_to(row: pd.Series) -> str:
+    return f"{'≥ ' if row['at_limit'] else ''}{row['mean']:.4g}"
+
+
+HOLDS_UP_TO = (
+    "Holds up to: the longest evaluated length up to which exact match stays at or above "
+    f"{THRESHOLD:g}, mean over seeds; ≥ where at least one seed held as far as was evaluated; 0 where it fails at the "
+    "training length."
+)
+
+
+def leaderboard_page(results: Results) -> Page:
+    """The encodings over the tasks, the best first."""
+    table = leaderboard(results)
+    rows: list[tuple[str, list[Cell | str]]] = []
+    for row in table.itertuples():
+        area = Cell(row.area_mean, row.area_low, row.area_high)
+        reach = Cell(row.effective_ratio_mean, row.effective_ratio_low, row.effective_ratio_high)
+        rows.append((row.encoding_label, [area, reach, str(row.tasks), str(row.runs)]))
+    caption = (
+        "Encodings over the tasks that some run holds at its training length, each task weighing the same: mean over "
+        "seeds with its 95 % interval. Area: under exact match over log length, from the training length to the "
+        f"longest evaluated one. Reach: how far exact match stays at or above {HOLDS:g}, in training lengths."
+    )
+    if table["tasks"].nunique() > 1:
+        caption += " Encodings with fewer tasks than others are not to be compared with them, and stand below."
+    return Page("Leaderboard", caption, ["area", "reach", "tasks", "runs"], rows, [])
+
+
+def markdown(pages: Sequence[Page], heading: str, footer: Sequence[str]) -> str:
+    """A Markdown page: best means in bold, those as good in italics."""
+    blocks = [f"# {heading}"]
+    for page in pages:
+        body = [[name, *map(_markdown_cell, cells)] for name, cells in [*page.rows, *page.baselines]]
+        frame = pd.DataFrame(body, columns=["", *page.columns]).set_index("")
+        table = frame.to_markdown(colalign=("left", *["right"] * len(page.columns)), disable_numparse=True)
+        blocks += [f"## {page.title}", page.caption.replace("Marked:", "In bold and in italics:"), table]
+    return "\n\n".join([*blocks, *footer]) + "\n"
+
+
+def _markdown_cell(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    around = {BEST: "**", AS_GOOD: "*", "": ""}[cell.mark]
+    text = f"{around}{cell.mean:.3f}{around}"
+    return f"{text} ({cell.low:.3f}–{cell.high:.3f})" if np.isfinite(cell.low) else text
+
+
+def latex(pages: Sequence[Page]) -> str:
+    """LaTeX for \\input, one table a page; needs the package booktabs. Best means in bold, those as good underlined."""
+    blocks = ["% Needs \\usepackage{booktabs}."]
+    for page in pages:
+        columns = "l" + "c" * len(page.columns)
+        caption = page.caption.replace("Marked:", "In bold and underlined:")
+        lines = [
+            r"\begin{table*}",
+            r"\centering\small",
+            rf"\caption{{{_escaped(page.title)}. {_escaped(caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(["", *map(_escaped, page.columns)]) + r" \\",
+            r"\midrule",
+            *(_latex_row(name, cells) for name, cells in page.rows),
+        ]
+        if page.baselines:
+            lines += [r"\midrule", *(_latex_row(name, cells) for name, cells in page.baselines)]
+        blocks.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _latex_row(name: str, cells: Sequence[Cell | str]) -> str:
+    return " & ".join([_escaped(name), *map(_latex_cell, cells)]) + r" \\"
+
+
+def _latex_cell(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escaped(cell)
+    text = f"{cell.mean:.3f}"
+    text = {BEST: rf"\textbf{{{text}}}", AS_GOOD: rf"\underline{{{text}}}", "": text}[cell.mark]
+    if not np.isfinite(cell.low):
+        return text
+    return rf"\shortstack{{{text}\\{{\tiny {cell.low:.3f}--{cell.high:.3f}}}}}"
+
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[\\~^×≥&%$#_{}]", lambda found: _SPECIAL[found.group()], text)
+
+
+def accuracy_markdown(results: Results) -> str:
+    """All tasks, and what was left out of them."""
+    footer = [HOLDS_UP_TO, "\n".join(f"- {note}" for note in notes(results))]
+    return markdown(task_pages(results), "Token accuracy by length / training length", footer)
+
+
+RENDERED: dict[str, Callable[[Results], str]] = {
+    "accuracy.md": accuracy_markdown,
+    "accuracy.tex": lambda results: latex(task_pages(results)),
+    "leaderboard.md": lambda results: markdown([leaderboard_page(results)], "Encodings over tasks", []),
+    "leaderboard.tex": lambda results: latex([leaderboard_page(results)]),
+}
+"""File -> its text."""

@@ -1,0 +1,84 @@
+"""Tables for a page: what is marked, and that LaTeX can read them."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from rpe_bench.report.load import load_results
+from rpe_bench.report.tables import leaderboard, text_tables
+from rpe_bench.report.typeset import AS_GOOD, BEST, Cell, latex, markdown, task_pages
+
+
+def pages(fabricate, seeds):
+    for encoding in ("alibi", "learned", "kerple"):
+        for seed in range(seeds):
+            run = fabricate("copy", encoding, seed)
+    for kerple in run.parent.glob("*kerple*"):  # as good as alibi, now better and now worse
+        number = int(kerple.name.split("-s")[1].split("-")[0])
+        (alibi,) = run.parent.glob(f"*alibi-quick-s{number}-*")
+        rows = pd.read_csv(alibi / "eval.csv")
+        rows["token_accuracy"] -= 1e-3 * (1 + number) * (-1) ** number
+        rows.to_csv(kerple / "eval.csv", index=False)
+    return task_pages(load_results(run.parents[1]))
+
+
+def test_the_best_and_those_as_good_are_marked(fabricate):
+    (page,) = pages(fabricate, 8)
+    rows = dict(page.rows)
+    at = page.columns.index("4×")
+    marks = {label: rows[label][at].mark for label in rows}
+    assert sorted(marks.values()) == ["", AS_GOOD, BEST] and marks["learned"] == ""
+    text = markdown([page], "Title", [])
+    assert "In bold and in italics: the best mean" in text and re.search(r"\*\*\d\.\d{3}\*\* \(", text)
+    assert re.search(r"\\underline\{\d\.\d{3}\}", latex([page]))
+
+
+def test_with_few_seeds_the_best_alone_is_marked_and_it_is_said_why(fabricate):
+    (page,) = pages(fabricate, 3)
+    assert {cell.mark for _, cells in page.rows for cell in cells if isinstance(cell, Cell)} == {"", BEST}
+    assert "no difference could be significant" in page.caption
+
+
+def test_latex_is_balanced_and_escaped(fabricate):
+    fabricate("adjacency_tutorial", "relative_bias", config={"encoding.base": "50%"})
+    run = fabricate("adjacency_tutorial", "relative_bias", training_set=True)
+    text = latex(task_pages(load_results(run.parents[1])))
+    assert r"relative\_bias (base=50\%)" in text and r"adjacency\_tutorial" in text
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    for rule in ("toprule", "bottomrule"):
+        assert text.count(rf"\{rule}") == 1
+    body = [line for line in text.splitlines() if line.endswith(r" \\")]
+    columns = len(re.search(r"begin\{tabular\}\{(l[c]+)\}", text).group(1))
+    assert len(body) == 5 and all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in body)
+    assert not re.search(r"(?<!\\)[_%#]", text.partition("\n")[2])
+
+
+def test_the_leaderboard_weighs_tasks_alike_and_leaves_out_what_none_holds(fabricate):
+    for seed in range(2):
+        for encoding in ("alibi", "rope"):
+            for task in ("copy", "retrieval"):
+                run = fabricate(task, encoding, seed)
+            lost = fabricate("adjacency_tutorial", encoding, seed)
+            rows = pd.read_csv(lost / "eval.csv")
+            rows.assign(exact_match=0.0).to_csv(lost / "eval.csv", index=False)
+    results = load_results(run.parents[1])
+    table = leaderboard(results)
+    assert table["encoding_label"].tolist() == ["alibi", "rope"]
+    assert table["tasks"].tolist() == [2, 2] and table["runs"].tolist() == [4, 4]
+    rows = results.evaluations.query("encoding == 'alibi' and ratio >= 1 and task != 'adjacency_tutorial'")
+    areas = []
+    for _, run_rows in rows.groupby(["task", "seed"]):
+        logs, values = np.log(run_rows["length"].to_numpy()), run_rows["exact_match"].to_numpy()
+        areas.append(np.trapezoid(values, logs) / (logs[-1] - logs[0]))
+    assert np.isclose(table["area_mean"][0], np.mean(areas))
+    assert (table["area_low"] < table["area_mean"]).all() and (table["area_mean"] < table["area_high"]).all()
+
+
+def test_a_wide_table_keeps_the_powers_of_two(fabricate):
+    lengths = [*range(8, 33), 64]
+    run = fabricate("copy", "rope", config={"evaluation.lengths": lengths})
+    text = text_tables(load_results(run.parents[1]))
+    assert max(map(len, text.splitlines()[1:])) <= 100
+    assert text.splitlines()[1].split() == ["0.5x", "1x", "2x", "4x", "seeds"]
+    assert "other lengths: tables/accuracy.md" in text

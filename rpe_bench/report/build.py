@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -105,13 +106,19 @@ def not_following(results_dir: str | Path) -> list[str]:
     found += [f"{path}: no figure of these tables" for path in sorted(listed)]
     for name, frame in derived_tables(results).items():
         path = folder / "tables" / f"{name}.csv"
-        if not path.exists() or not _same(pd.read_csv(path, float_precision="round_trip"), frame):
+        if not path.exists() or not _same(_read_like(frame, path), frame):
             found.append(f"{path}: missing, or of other data")
     for name, render in RENDERED.items():
         path = folder / "tables" / name
         if not path.exists() or path.read_text(encoding="utf-8") != render(results):
             found.append(f"{path}: missing, or of other data")
     return found
+
+
+def _read_like(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """An encoding named "null" or "nan" is a name; only numbers can be missing."""
+    missing = {str(name): ["", "nan"] for name in frame.select_dtypes("number")}
+    return pd.read_csv(path, float_precision="round_trip", keep_default_na=False, na_values=missing)
 
 
 def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
@@ -144,16 +151,16 @@ def _listed(out: Path) -> list[Path]:
 def figures_of(results: Results, looks: Mapping[str, Style]) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """The name of each figure that the results allow, and what makes it."""
     if has_overview(results):
-        yield "overview", lambda: overview_figure(results, looks)
+        yield "overview", partial(overview_figure, results, looks)
     for task, stem in file_stems(results.task_labels).items():
-        yield f"{stem}-extrapolation", lambda task=task: extrapolation_figure(results, task, looks)
-        yield f"{stem}-perplexity", lambda task=task: perplexity_figure(results, task, looks)
+        yield f"{stem}-extrapolation", partial(extrapolation_figure, results, task, looks)
+        yield f"{stem}-perplexity", partial(perplexity_figure, results, task, looks)
         if has_distances(results, task):
-            yield f"{stem}-distance", lambda task=task: distance_figure(results, task)
+            yield f"{stem}-distance", partial(distance_figure, results, task)
         if has_costs(results, task):
-            yield f"{stem}-cost", lambda task=task: cost_figure(results, task, looks)
+            yield f"{stem}-cost", partial(cost_figure, results, task, looks)
         if has_learning(results, task):
-            yield f"{stem}-learning", lambda task=task: learning_figure(results, task, looks)
+            yield f"{stem}-learning", partial(learning_figure, results, task, looks)
 
 
 def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """What accuracy costs: time of training and parameters against how well the longest sequences are done."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,8 @@ def _front(cost: np.ndarray, score: np.ndarray) -> np.ndarray:
     """Where no other is at least as good in both, and better in one."""
     cheaper, better = cost[None] <= cost[:, None], score[None] >= score[:, None]
     strictly = (cost[None] < cost[:, None]) | (score[None] > score[:, None])
-    return ~(cheaper & better & strictly).any(axis=1)
+    beaten: np.ndarray = np.any(cheaper & better & strictly, axis=1)
+    return ~beaten
 
 
 def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None = None) -> Figure:
@@ -78,7 +80,8 @@ def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None =
         panels = list(figure.subplots(1, len(COSTS), sharey=True))
         for panel, (cost, name) in zip(panels, COSTS.items(), strict=True):
             for label in labels:
-                _mark(panel, table.loc[label], cost, looks[label])
+                point: Any = table.loc[label]
+                _mark(panel, point, cost, looks[label])
             front = table[table[f"front_{cost}"]].sort_values(cost)
             # On to the right edge: whatever costs more is still no worse than that.
             panel.plot(front[cost], front["mean"], color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1.5)
@@ -116,7 +119,7 @@ def _from_none(axes: Axes, most: float) -> None:
 
 
 def _mark(axes: Axes, point: pd.Series, cost: str, look: Style) -> None:
-    bar = {"color": look.colour, "linewidth": 0.8, "alpha": 0.6, "zorder": 2}
+    bar: Mapping[str, Any] = {"color": look.colour, "linewidth": 0.8, "alpha": 0.6, "zorder": 2}
     if np.isfinite(point["low"]) and not look.faded:
         axes.plot([point[cost]] * 2, [point["low"], point["high"]], **bar)
     if cost == "milliseconds" and point["n"] > 1 and not look.faded:

@@ -62,7 +62,7 @@ def draw(
         if look.faded:
             continue
         if line["low"].notna().any():
-            band = {"color": look.colour, "alpha": opacity, "linewidth": 0, "zorder": 2}
+            band: Mapping[str, Any] = {"color": look.colour, "alpha": opacity, "linewidth": 0, "zorder": 2}
             axes.fill_between(line[x], line["low"], line["high"], **band)
         if dots is not None and line["n"].max() > 1:
             seeds = dots[dots["encoding_label"] == label]

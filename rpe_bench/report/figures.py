@@ -190,5 +190,5 @@ def _vertices(part: Collection) -> list[Any]:
 
 
 def _digits(values: Any) -> list[str]:
-    numbers = np.ma.filled(np.ma.asarray(values, dtype=float), np.nan).ravel()
+    numbers: np.ndarray = np.ma.filled(np.ma.asarray(values, dtype=float), np.nan).ravel()
     return [f"{number + 0.0:.4g}" for number in numbers]

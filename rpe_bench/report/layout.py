@@ -2,8 +2,9 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -81,7 +82,11 @@ def compose(
         handles = [handle for handle in handles if all(handle is not end.handle for end in ends)]
         for end in ends:
             label = str(end.handle.get_label())
-            where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+            where: Mapping[str, Any] = {
+                "xycoords": ("axes fraction", "data"),
+                "textcoords": "offset points",
+                "va": "center",
+            }
             end.axes.annotate(label, (1, end.y), (3, 0), **where, fontsize=6.5, color=_colour(end.handle))
     left, right, _ = _overhang(panels, figure.dpi)
     left, right = left + 0.03, max(right + 0.03, 0.06)
@@ -184,7 +189,9 @@ def _overhang(axes: Sequence[Axes], dpi: float) -> tuple[float, float, float]:
     return float(-outside[:, 0].min()), float(outside[:, 2].max()), float(-outside[:, 1].min())
 
 
-def _legend(figure: Figure, handles: Sequence[Artist], width: float, where: str) -> Legend:
+def _legend(
+    figure: Figure, handles: Sequence[Artist], width: float, where: Literal["lower center", "upper left"]
+) -> Legend:
     """A legend of as few rows as a width in inches allows, at the bottom of the figure until it is moved."""
     labels = ["\n".join(textwrap.wrap(str(handle.get_label()), round(width * 15))) for handle in handles]
     legends: list[Legend] = []

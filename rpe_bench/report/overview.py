@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -41,6 +42,7 @@ def overview_figure(results: Results, looks: Mapping[str, Style] | None = None) 
     there = set(shown["encoding_label"])
     labels = sorted((label for label in looks if label in there), key=lambda label: looks[label].faded)
     values, texts = np.full((len(labels), len(tasks)), np.nan), {}
+    row: Any
     for row in shown.itertuples():
         at = labels.index(row.encoding_label), tasks.index(row.task_label)
         values[at] = row.mean / row.train_length
@@ -81,7 +83,12 @@ def overview_figure(results: Results, looks: Mapping[str, Style] | None = None) 
             spine.set_visible(False)
         for (row_at, column), text in texts.items():
             bright = math.log(max(values[row_at, column], 0.5) / 0.5) / math.log(top / 0.5) > 0.5
-            look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": "black" if bright else "white"}
+            look: Mapping[str, Any] = {
+                "ha": "center",
+                "va": "center",
+                "fontsize": 6.5,
+                "color": "black" if bright else "white",
+            }
             axes.text(column, row_at, text, **look)
         groups = [looks[label].group for label in labels]
         for i in range(1, len(labels)):

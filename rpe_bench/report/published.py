@@ -122,8 +122,10 @@ def _grouped(rows: pd.DataFrame, by: list[str], means: list[str]) -> pd.DataFram
     keys = [column for column in rows if column in KEYS or column == "ratio"]
     kept = rows.groupby([*by, "position"], sort=True)
     sums = kept[["tokens", *means]].sum()
+    # A sum passes over what is missing; a mean with it is not a number.
+    missing = rows[means].isna().groupby([rows[key] for key in [*by, "position"]], sort=True).any()
     for name in means:
-        sums[name] = _rounded(sums[name] / sums["tokens"])
+        sums[name] = _rounded((sums[name] / sums["tokens"]).mask(missing[name]))
     firsts = kept[[*(key for key in keys if key not in by), "to"]].first()
     found = firsts.join(sums).reset_index()
     return found[[*(key for key in rows if key in KEYS), "length", "position", "to", "tokens", *means, "ratio"]]

@@ -170,7 +170,9 @@ def text_tables(results: Results, width: int = 100) -> str:
     for task, frame in wide_tables(results).items():
         shown = frame
         if max(map(len, frame.to_string().splitlines())) > width:
-            powers = [name for name in frame if not name.endswith("x") or math.log2(float(name[:-1])) % 1 == 0]
+            powers = [
+                name for name in map(str, frame) if not name.endswith("x") or math.log2(float(name[:-1])) % 1 == 0
+            ]
             shown = frame[powers]
         left_out = "" if len(shown.columns) == len(frame.columns) else "; other lengths: tables/accuracy.md"
         blocks.append(

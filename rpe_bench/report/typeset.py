@@ -4,6 +4,7 @@ significantly worse, are marked."""
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -76,15 +77,19 @@ def task_pages(results: Results) -> list[Page]:
                 if (label, length, ratio) not in by_point.index:
                     cells.append("")
                     continue
-                point, against = by_point.loc[(label, length, ratio)], of_task.loc[(label, length)]
+                at: Any = (label, length, ratio)
+                point: Any = by_point.loc[at]
+                against: Any = of_task.loc[(label, length)]
                 as_good = bool(against["could_tell"]) and not bool(against["worse"])
                 mark = (BEST if against["best"] else AS_GOOD if as_good else "") if several else ""
-                numbers = (point[f"token_accuracy_{part}"] for part in ("mean", "low", "high"))
-                cells.append(Cell(*map(float, numbers), mark))
+                mean, low, high = (float(point[f"token_accuracy_{part}"]) for part in ("mean", "low", "high"))
+                cells.append(Cell(mean, low, high, mark))
             if extra is not None:
                 found = extra[extra["encoding_label"] == label]
-                cells.append(Cell(*map(float, found[["mean", "low", "high"]].iloc[0])) if len(found) else "")
-            cells.append(_holds_up_to(effective.loc[(task, label)]) if (task, label) in effective.index else "")
+                ends = [float(found[part].iloc[0]) for part in ("mean", "low", "high")] if len(found) else []
+                cells.append(Cell(ends[0], ends[1], ends[2]) if ends else "")
+            reach: Any = effective.loc[(task, label)] if (task, label) in effective.index else None
+            cells.append("" if reach is None else _holds_up_to(reach))
             cells.append(str(rows.loc[rows["encoding_label"] == label, "n"].max()))
             body.append((label, cells))
         behind: list[Cell | str] = [""] * (2 + (extra is not None))
@@ -119,6 +124,7 @@ def leaderboard_page(results: Results) -> Page:
     """The encodings over the tasks, the best first."""
     table = leaderboard(results)
     rows: list[tuple[str, list[Cell | str]]] = []
+    row: Any
     for row in table.itertuples():
         area = Cell(row.area_mean, row.area_low, row.area_high)
         reach = Cell(row.effective_ratio_mean, row.effective_ratio_low, row.effective_ratio_high)

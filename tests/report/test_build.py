@@ -9,7 +9,8 @@ import pytest
 
 from rpe_bench.report import ReportError, load_results, write_report
 from rpe_bench.report.build import file_stems
-from rpe_bench.report.tables import accuracy_table, markdown_tables, notes, text_tables, wide_tables
+from rpe_bench.report.tables import accuracy_table, notes, text_tables, wide_tables
+from rpe_bench.report.typeset import accuracy_markdown
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_text_ends_with_what_was_left_out(results_dir):
     assert lines[-3] == "7 run directories: 5 finished, 1 failed, 1 unfinished"
     assert lines[-2].startswith("failed: copy-rope-quick-s7-") and lines[-2].endswith("(ValueError: loss is nan)")
     assert lines[-1].startswith("unfinished: copy-rope-quick-s8-")
-    markdown = markdown_tables(results)
+    markdown = accuracy_markdown(results)
     assert f"- {lines[-2]}" in markdown and "holds up to" in markdown
 
 

@@ -106,7 +106,8 @@ def test_a_single_seed_has_no_interval_and_is_said_to_be_single(fabricate):
     assert " ".join(texts(figure)[1:]) == (
         "trained up to 16; mean and 95 % interval over 1 to 3 seeds (none for rope with 1)"
     )
-    assert legend(figure)[:2] == ["alibi, 3 seeds", "rope, 1 seed"]
+    named = {*legend(figure), *(text.get_text() for text in figure.axes[0].texts)}  # or at the ends of their lines
+    assert {"alibi, 3 seeds", "rope, 1 seed"} <= named
     assert len(figure.axes[0].collections) == 2
 
 
@@ -135,8 +136,9 @@ def test_the_entropy_floor_is_drawn_where_it_is_known(fabricate):
     assert legend(figure) == ["alibi", "rope", "entropy floor", "end of the longest training sequence"]
     for axes, positions in zip(figure.axes, (range(15, 31), range(31, 63), range(127, 255)), strict=True):
         drawn = axes.lines[2]
-        assert drawn.get_xdata().tolist() == list(positions)
-        np.testing.assert_allclose(drawn.get_ydata(), np.exp(0.5 + np.array(positions) / 1000))
+        middles = drawn.get_xdata()  # of groups of positions, where they are many
+        assert positions[0] <= middles[0] <= middles[-1] <= positions[-1] and len(middles) >= min(len(positions), 32)
+        np.testing.assert_allclose(drawn.get_ydata(), np.exp(0.5 + middles / 1000), rtol=1e-5)
     assert_nothing_overlaps(figure)
 
 

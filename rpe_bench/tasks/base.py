@@ -157,3 +157,16 @@ class Task(ABC):
         if last is not None and last < 1:
             raise ValueError(f"last must be at least 1, or null for all, got {last}")
         return last
+
+
+def read_then_written(symbols: np.ndarray, answer: np.ndarray, bos: int, sep: int) -> Batch:
+    """BOS, symbols (B, n), SEP, and the answer (B, m), which is scored from SEP on, each token by the one after it."""
+    examples, size = symbols.shape
+    tokens = np.empty((examples, 1 + size + answer.shape[1]), dtype=np.int64)
+    tokens[:, 0] = bos
+    tokens[:, 1 : size + 1] = symbols
+    tokens[:, size + 1] = sep
+    tokens[:, size + 2 :] = answer[:, :-1]
+    targets = np.full_like(tokens, IGNORE)
+    targets[:, size + 1 :] = answer
+    return Batch.from_numpy(tokens, targets)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rpe_bench.tasks.base import IGNORE, Batch, Task
+from rpe_bench.tasks.base import Batch, Task, read_then_written
 
 
 class Copy(Task):
@@ -72,14 +72,7 @@ class Copy(Task):
         once = np.full((examples, size + 1), self.next)
         once[:, :-1] = self.written(symbols)
         answer = np.tile(once, self.times)[:, :-1]  # NEXT parts the copies, and does not end the last one
-        tokens = np.empty((examples, self.length(size)), dtype=np.int64)
-        tokens[:, 0] = self.bos
-        tokens[:, 1 : size + 1] = symbols
-        tokens[:, size + 1] = self.sep
-        tokens[:, size + 2 :] = answer[:, :-1]
-        targets = np.full_like(tokens, IGNORE)
-        targets[:, size + 1 :] = answer
-        return Batch.from_numpy(tokens, targets)
+        return read_then_written(symbols, answer, self.bos, self.sep)
 
     def chance(self, size: int) -> float:
         """Of symbols; where NEXT stands is known."""

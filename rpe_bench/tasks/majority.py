@@ -1,8 +1,11 @@
 """Telling which of two there is more of."""
 
-import numpy as np
+from dataclasses import replace
 
-from rpe_bench.tasks.base import IGNORE, Batch, Task
+import numpy as np
+import torch
+
+from rpe_bench.tasks.base import Batch, Task, read_then_written
 
 
 class Majority(Task):
@@ -42,13 +45,9 @@ class Majority(Task):
         ones = rng.integers(size + 1 - even, size=examples)
         if even:
             ones += 2 * ones >= size  # all but the half
-        tokens = np.empty((examples, self.length(size)), dtype=np.int64)
-        tokens[:, 0] = self.bos
-        tokens[:, 1:-1] = rng.permuted(np.arange(size) < ones[:, None], axis=1)
-        tokens[:, -1] = self.sep
-        targets = np.full_like(tokens, IGNORE)
-        targets[:, -1] = 2 * ones > size
-        return Batch.from_numpy(tokens, targets, slices={"margin": np.abs(2 * ones - size)})
+        bits = rng.permuted(np.arange(size) < ones[:, None], axis=1)
+        batch = read_then_written(bits, (2 * ones > size)[:, None], self.bos, self.sep)
+        return replace(batch, slices={"margin": torch.from_numpy(np.abs(2 * ones - size))})
 
     def chance(self, size: int) -> float:
         return 1 / self.classes

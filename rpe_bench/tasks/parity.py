@@ -1,8 +1,11 @@
 """Telling even from odd."""
 
-import numpy as np
+from dataclasses import replace
 
-from rpe_bench.tasks.base import IGNORE, Batch, Task
+import numpy as np
+import torch
+
+from rpe_bench.tasks.base import Batch, Task, read_then_written
 
 
 class Parity(Task):
@@ -39,13 +42,9 @@ class Parity(Task):
         """Draw examples; tokens and targets are (examples, size + 2). ValueError where size is too small."""
         self.check_size(size)
         ones = rng.integers(size + 1, size=examples)
-        tokens = np.empty((examples, self.length(size)), dtype=np.int64)
-        tokens[:, 0] = self.bos
-        tokens[:, 1:-1] = rng.permuted(np.arange(size) < ones[:, None], axis=1)
-        tokens[:, -1] = self.sep
-        targets = np.full_like(tokens, IGNORE)
-        targets[:, -1] = ones % 2
-        return Batch.from_numpy(tokens, targets, slices={"ones": ones})
+        bits = rng.permuted(np.arange(size) < ones[:, None], axis=1)
+        batch = read_then_written(bits, (ones % 2)[:, None], self.bos, self.sep)
+        return replace(batch, slices={"ones": torch.from_numpy(ones)})
 
     def chance(self, size: int) -> float:
         """Of the size + 1 numbers of ones, as many are even as odd, or one more."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rpe_bench.tasks.base import IGNORE, Batch, Task
+from rpe_bench.tasks.base import Batch, Task, read_then_written
 
 
 class Sort(Task):
@@ -51,14 +51,7 @@ class Sort(Task):
         self.check_size(size)
         symbols = rng.permuted(np.tile(np.arange(self.classes), (examples, 1)), axis=1)[:, :size]
         answer = np.sort(symbols, axis=1)
-        tokens = np.empty((examples, self.length(size)), dtype=np.int64)
-        tokens[:, 0] = self.bos
-        tokens[:, 1 : size + 1] = symbols
-        tokens[:, size + 1] = self.sep
-        tokens[:, size + 2 :] = answer[:, :-1]
-        targets = np.full_like(tokens, IGNORE)
-        targets[:, size + 1 :] = answer
-        return Batch.from_numpy(tokens, targets)
+        return read_then_written(symbols, answer, self.bos, self.sep)
 
     def chance(self, size: int) -> float:
         """Of the likeliest symbol at each place: small ones come early and great ones late.

@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())
 """The config directory: inside the package once installed, top-level in a checkout."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one in C, where there is one, is eight times as fast."""
 
 GROUPS = ("encoding", "task", "positions", "model", "recipe", "logger")
@@ -40,7 +40,7 @@ def read(group: str, name: str) -> dict[str, Any]:
     """
     if name not in choices(group):
         raise ConfigError(unknown_choice(group, name, choices(group)))
-    return yaml.load((CONF / group / f"{name}.yaml").read_text(), _LOADER) or {}
+    return yaml.load((CONF / group / f"{name}.yaml").read_text(), LOADER) or {}
 
 
 def unknown_choice(group: str, name: str, allowed: list[str]) -> str:

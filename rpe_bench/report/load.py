@@ -14,6 +14,7 @@ from typing import TypeVar
 import pandas as pd
 import yaml
 
+from rpe_bench.catalogue import LOADER
 from rpe_bench.schema import FORMAT, ON_DEMAND, OPTIONAL, SPLITS, TABLES
 
 _T = TypeVar("_T")
@@ -264,8 +265,7 @@ def _section(text: str) -> dict[str, str]:
 
 
 def _yaml(text: str) -> object:
-    # The C loader is ten times as fast, and in every wheel of PyYAML.
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=LOADER)
 
 
 _BATCH = 500

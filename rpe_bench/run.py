@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
 from rpe_bench.evaluate import Scores, floor_of, score, summarise
 from rpe_bench.interrupts import held_back
@@ -86,6 +87,7 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
         Exception: whatever went wrong, after run.json has recorded it.
     """
     torch.set_num_threads(config.threads)
+    keep_freed_memory()
     device = torch.device(config.device)
     recipe = config.recipe
     with Record(config) as record:

@@ -94,9 +94,9 @@ class Share:
         """What is to be done once the task is requeued: the same, as what is finished is left out."""
         from submitit.helpers import DelayedSubmission
 
-        assert self.pool is not None
-        self.pool.terminate()
-        self.pool.join()
+        if self.pool is not None:  # else it is told before it has begun
+            self.pool.terminate()
+            self.pool.join()
         return DelayedSubmission(replace(self))
 
 

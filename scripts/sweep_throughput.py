@@ -144,6 +144,7 @@ def costs(options: argparse.Namespace) -> None:
         began = time.perf_counter()
         sweep.run_pool(configs)
         took = time.perf_counter() - began
+        sweep._start, run.train = start, train
         records = [json.loads((config.run_dir / "run.json").read_text()) for config in configs]
         began_at = {c.run_id: (results / f"{c.run_id}.began").read_text().split() for c in configs}
         startups = [float(began_at[run_id][0]) - forked[run_id] for run_id in forked]
@@ -172,7 +173,7 @@ def fixed() -> None:
         )
         run_ids = [line.split()[-1] for line in listing.stdout.splitlines() if line.startswith("would run")]
         config = make_config(Path(place) / "first", {"recipe.steps": 1, "evaluation.examples": 2})
-        sweep.attempt(config)
+        assert sweep.attempt(config)
         for run_id in run_ids:
             directory = Path(place) / "results" / "runs" / run_id
             directory.mkdir(parents=True)

@@ -328,6 +328,8 @@ def test_a_task_runs_its_share_by_the_pool_and_ends_it_when_told(
         signal.signal(signal.SIGALRM, before)
     assert again[0].function == Share([config], tmp_path)
     assert sweep.record_of(config)["status"] == "interrupted"
+    early = Share([config], tmp_path)
+    assert early.checkpoint().function == early  # a signal may come before the pool is there
 
 
 def test_a_task_uses_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

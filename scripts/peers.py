@@ -4,26 +4,31 @@
     python scripts/peers.py --out peers.csv --sizes tiny --encodings rope alibi    # some of it
     python scripts/peers.py --tables peers.csv                                     # what it prints, from its CSV
 
-Needs the extra `peers`. One thread. All models are causal decoders with pre-norm, of the same layers, width, heads,
-hidden width (4 times the width), vocabulary and GELU, without dropout and without caches of keys and values:
+Needs the extra `peers`, and Linux. One thread. All models are causal decoders with pre-norm, of the same layers, width,
+heads, hidden width (4 times the width), vocabulary and GELU, without dropout and without caches of keys and values.
+What else sets a library apart stays as its user has it; parameters are printed, and differ by a few in a hundred:
 
-    rope        x-transformers, and Llama of transformers, whose hidden layer is gated: of three matrices rather than
-                two, so that it is made narrower, of about as many multiplications
-    alibi       x-transformers, and BLOOM of transformers
-    t5          x-transformers, and T5 of transformers: its decoder, without the layers that look at an encoder
-    learned     GPT-2 of transformers, and torch.nn.TransformerEncoder under a causal mask
-    sinusoidal  torch.nn.TransformerEncoder under a causal mask; torch has no encoding, and is given the same tables
+    rope        x-transformers; Llama of transformers, whose hidden layer is gated, of three matrices rather than two,
+                and so is made narrower, of about as many multiplications; without biases, with RMSNorm
+    alibi       x-transformers; BLOOM of transformers: with biases throughout, a norm after the embedding, and a GELU
+                by tanh, which is all it has
+    t5          x-transformers; T5 of transformers: its decoder, without the layers that look at an encoder; without
+                biases, with RMSNorm
+    learned     GPT-2 of transformers, with biases throughout; torch.nn.TransformerEncoder under a causal mask, likewise
+    sinusoidal  torch.nn.TransformerEncoder; torch has no encoding, and is given tables, here the same as ours
 
 Where a library has several ways to compute the same, each is a row, and the fastest counts: x-transformers with its
 `flash`, which is torch's fused kernel, and without; T5 with that kernel and without; torch with and without its fast
 path for evaluation.
 
 Training is a step (forward, backward, clipping, fused AdamW) on the same batches of `markov` with 32 symbols, loss at
-every token; ours is what `rpe_bench.train` does. Evaluation is the logits of all tokens of one sequence, in float32:
-each has a process of its own, takes the sequence twice, and the second time counts. MiB is the most memory that the
-process held beyond what it had held with the model built. In each round all models take their turn, in a new random
-order; a ratio is the peer's time through ours of the same round, so that above 1 ours is faster. Printed are medians
-[and quartiles] over the rounds.
+every token; ours is what `rpe_bench.train` does, and bf16-mixed is torch.autocast for the others. Evaluation is the
+logits of all tokens of one sequence, in float32: each has a process of its own and takes the sequence twice; the second
+time counts. MiB is the most memory that the process held beyond what it had held with the model built.
+
+In each round all models take their turn, in a new random order; a ratio is the peer's time through ours of the same
+round, so that above 1 ours is faster. Printed are medians [and quartiles] over the rounds. Every measurement is in the
+CSV as soon as it is made, and --tables reads one that was cut short as well.
 """
 
 import argparse
@@ -505,11 +510,15 @@ def cost(work: str, tokens: int, parameters: float, seconds: float, mib: float) 
     return f"{parameters:10.0f} {speed} {'' if np.isnan(mib) else f'{mib:.0f}':>6}"
 
 
+def positive(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: a positive integer")
+    return int(text)
+
+
 def batch_and_length(text: str) -> tuple[int, int]:
     batch, _, length = text.partition("x")
-    if not (batch.isdecimal() and length.isdecimal() and int(batch) and int(length)):
-        raise argparse.ArgumentTypeError(f"{text}: BATCHxLENGTH, such as 32x128")
-    return int(batch), int(length)
+    return positive(batch), positive(length)
 
 
 def main() -> int:
@@ -524,10 +533,10 @@ def main() -> int:
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16-mixed"], default=["fp32", "bf16-mixed"])
     batches = [(32, 128), (64, 64)]
     parser.add_argument("--batches", nargs="*", type=batch_and_length, default=batches, help="of training: 32x128 ...")
-    parser.add_argument("--lengths", nargs="*", type=int, default=[2048, 16384], help="of evaluation: 2048 16384")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--long-rounds", type=int, default=3, help=f"of evaluation beyond {LONG} tokens")
-    parser.add_argument("--steps", type=int, default=2, help="of training in a round, of which the mean is taken")
+    parser.add_argument("--lengths", nargs="*", type=positive, default=[2048, 16384], help="of evaluation: 2048 16384")
+    parser.add_argument("--rounds", type=positive, default=15)
+    parser.add_argument("--long-rounds", type=positive, default=3, help=f"of evaluation beyond {LONG} tokens")
+    parser.add_argument("--steps", type=positive, default=2, help="of training in a round, of which the mean is taken")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for a machine that others use too")
     parser.add_argument("--gib", type=float, default=12.0, help="more than this an evaluation may not allocate")
     parser.add_argument("--seconds", type=float, default=600.0, help="longer than this nothing may take")
@@ -537,6 +546,8 @@ def main() -> int:
         return 0
     if options.out.exists():
         parser.error(f"--out {options.out}: is there already")
+    if not arms_of(options.encodings, options.libraries, "training"):
+        parser.error(f"--libraries {' '.join(options.libraries)}: none has {' or '.join(options.encodings)}")
     transformers.logging.set_verbosity_error()
     with options.out.open("x", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -72,6 +72,15 @@ def test_models_see_the_past_alone_and_where_it_is(arm: Any) -> None:
     assert (model(turned)[:, -1] - before[:, -1]).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("arm", ARMS, ids=name)
+@torch.no_grad()
+def test_only_absolute_positions_show_in_a_sequence_of_one_symbol(arm: Any) -> None:
+    """However it is attended to, all values are the same: a library that adds a table of its own would be seen."""
+    answers_TV = built(arm).eval()(torch.full((1, LENGTH), 3))[0]
+    apart = (answers_TV - answers_TV[0]).abs().max()
+    assert (apart > 1e-3) == (arm.encoding in ("learned", "sinusoidal"))
+
+
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm.variant in ("explicit", "fast path")], ids=name)
 @torch.no_grad()
 def test_variants_compute_the_same(arm: Any) -> None:
@@ -102,6 +111,21 @@ def test_measurements_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "--out", out)
     assert len(pd.read_csv(out)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batches", "32x"), "argument --batches: : a positive integer"),
+        (("--lengths", "-8"), "argument --lengths: -8: a positive integer"),
+        (("--encodings", "fire"), "argument --encodings: invalid choice: 'fire'"),
+        (("--encodings", "t5", "--libraries", "Llama"), "--libraries Llama: none has t5"),
+    ],
+)
+def test_bad_requests(arguments, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "--out", tmp_path / "peers.csv", *arguments)
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_what_does_not_fit_is_named_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

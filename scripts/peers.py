@@ -368,7 +368,8 @@ def evaluate(arm: Arm, config: Config, options: argparse.Namespace, out: Connect
         model(tokens_BT)
         seconds = clock() - began
     except RuntimeError as error:
-        out.send({"problem": one_line(error)})
+        full = "can't allocate memory" in str(error)
+        out.send({"problem": f"needs more than {options.gib:g} GiB" if full else one_line(error)})
         return
     mib = (peak_memory_bytes() - before) / 2**20
     out.send({"parameters": parameters_of(model), "seconds": seconds, "mib": mib})

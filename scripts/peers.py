@@ -23,9 +23,11 @@ path for evaluation.
 
 Training is a step (forward, backward, clipping, fused AdamW) on the same batches of `markov` with 32 symbols, loss at
 every token; ours is what `rpe_bench.train` does, and bf16-mixed is torch.autocast for the others. Evaluation is the
-logits of all tokens of one sequence, in float32: each has a process of its own and takes the sequence twice; the second
-time counts. MiB is the most memory that the process held beyond what it had held with the model built.
+logits of all tokens of one sequence, in float32, taken twice; the second time counts. MiB is the most memory that its
+process held beyond what it had held with the model built.
 
+Each model has a process of its own, set up as its user has it: ours as a run does, which keeps memory that was freed
+(`rpe_bench.allocator`), the others as torch leaves it; --keep lets them keep it too, to see what that alone comes to.
 In each round all models take their turn, in a new random order; a ratio is the peer's time through ours of the same
 round, so that above 1 ours is faster. Printed are medians [and quartiles] over the rounds. Every measurement is in the
 CSV as soon as it is made, and --tables reads one that was cut short as well.
@@ -38,7 +40,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -56,6 +58,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from x_transformers import Decoder, TransformerWrapper
 
 from rpe_bench import catalogue
+from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config, resolve
 from rpe_bench.encodings.sinusoidal import sinusoid
 from rpe_bench.errors import one_line
@@ -326,39 +329,37 @@ def parameters_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def train(arms: list[tuple[Arm, Config]], options: argparse.Namespace, out: Connection) -> None:
-    """Send (number of the arm, round, what was measured) of each in every round, or once, why there is nothing."""
+def prepare(arm: Arm, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    clock, rng = CLOCKS[options.clock], stream("peers", "training")
-    config = arms[0][1]  # of all but the encoding
+    if arm.library == OURS or options.keep:
+        keep_freed_memory()
+
+
+def train(arm: Arm, config: Config, options: argparse.Namespace, pipe: Connection) -> None:
+    """Answer each number of a round with what was measured in it, or why there is nothing."""
+    prepare(arm, options)
+    clock, model = CLOCKS[options.clock], arm.build(config)
     data = Data(config.build_task(), config.build_positions(), config.recipe, config.seed)
-    models = [arm.build(config) for arm, config in arms]
-    steps = {number: training_step(*arms[number], model) for number, model in enumerate(models)}
-    for turn in range(-1, options.rounds):  # the first of them warms up
-        batches = [data.batch((turn + 1) * options.steps + i) for i in range(options.steps)]
-        for number in rng.permutation(len(arms)):
-            if number not in steps:
-                continue
-            try:
-                began = clock()
-                for batch in batches:
-                    loss = steps[number](batch)
-                seconds = (clock() - began) / len(batches)
-            except RuntimeError as error:  # a data type, say, that an operation does not take
-                del steps[number]
-                out.send((number, max(turn, 0), {"problem": one_line(error)}))
-                continue
-            if turn >= 0:
-                values = {"parameters": parameters_of(models[number]), "seconds": seconds, "loss": loss}
-                out.send((number, turn, values))
+    step = training_step(arm, config, model)
+    while True:
+        first = pipe.recv() * options.steps
+        batches = [data.batch(first + number) for number in range(options.steps)]
+        try:
+            began = clock()
+            for batch in batches:
+                loss = step(batch)
+            seconds = (clock() - began) / len(batches)
+        except RuntimeError as error:  # a data type, say, that an operation does not take
+            pipe.send({"problem": one_line(error)})
+            return
+        pipe.send({"parameters": parameters_of(model), "seconds": seconds, "loss": loss})
 
 
 @torch.no_grad()
-def evaluate(arm: Arm, config: Config, options: argparse.Namespace, out: Connection) -> None:
+def evaluate(arm: Arm, config: Config, options: argparse.Namespace, pipe: Connection) -> None:
     """Send what was measured, or why there is nothing."""
-    torch.set_num_threads(1)
-    clock = CLOCKS[options.clock]
-    model = arm.build(config).eval()
+    prepare(arm, options)
+    clock, model = CLOCKS[options.clock], arm.build(config).eval()
     tokens_BT = config.build_task().sample(stream("peers", "evaluation"), 1, config.recipe.train_length).tokens_BT
     limit_address_space(int(options.gib * 2**30))
     before = peak_memory_bytes()
@@ -369,10 +370,10 @@ def evaluate(arm: Arm, config: Config, options: argparse.Namespace, out: Connect
         seconds = clock() - began
     except RuntimeError as error:
         full = "can't allocate memory" in str(error)
-        out.send({"problem": f"needs more than {options.gib:g} GiB" if full else one_line(error)})
+        pipe.send({"problem": f"needs more than {options.gib:g} GiB" if full else one_line(error)})
         return
     mib = (peak_memory_bytes() - before) / 2**20
-    out.send({"parameters": parameters_of(model), "seconds": seconds, "mib": mib})
+    pipe.send({"parameters": parameters_of(model), "seconds": seconds, "mib": mib})
 
 
 def limit_address_space(more: int) -> None:
@@ -381,57 +382,84 @@ def limit_address_space(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + more,) * 2)
 
 
-def sent_from(seconds: float, act: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """What `act` sends from a process of its own, so that this one holds no memory that the next would find free.
+class Apart:
+    """A process of its own, forked from this one, which holds no memory that the next would find free."""
 
-    Raises TimeoutError after so many seconds without anything, and ChildProcessError where the process does not end
-    well.
-    """
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=act, args=(*arguments, sender))
-    process.start()
-    sender.close()
-    try:
-        while receiver.poll(seconds):
-            yield receiver.recv()
-        raise TimeoutError(f"took more than {seconds:g} s")
-    except EOFError:
-        process.join()
-        if process.exitcode:
-            raise ChildProcessError(f"ended with exit code {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
+    def __init__(self, act: Callable[..., None], *arguments: Any) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.pipe, theirs = fork.Pipe()
+        self.process = fork.Process(target=act, args=(*arguments, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """What it sends next; if nothing comes, why not."""
+        if not self.pipe.poll(seconds):
+            return {"problem": f"took more than {seconds:g} s"}
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            return {"problem": f"ended with exit code {self.process.exitcode}"}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of the CSV, as they come."""
-
-    def arms_in(*setting: Any) -> tuple[list[tuple[Arm, Config]], dict[str, Any]]:
-        work, *sizes, _ = setting
-        arms = arms_of(options.encodings, options.libraries, work)
-        return [(arm, config_of(arm.encoding, *sizes)) for arm in arms], dict(zip(SETTING, setting, strict=True))
-
     for size in options.sizes:
         for precision in options.precisions:
             for batch, length in options.batches:
-                arms, setting = arms_in("training", size, precision, batch, length, options.clock)
-                for number, turn, values in sent_from(options.seconds, train, arms, options):
-                    yield setting | {"round": turn} | vars(arms[number][0]) | values
+                yield from measure_training(size, precision, batch, length, options)
     for length in options.lengths:
         for size in options.sizes:
-            arms, setting = arms_in("evaluation", size, "fp32", 1, length, options.clock)
-            rng, left = stream("peers", "evaluation", length), set(range(len(arms)))
-            for turn in range(options.long_rounds if length > LONG else options.rounds):
-                for number in rng.permutation(sorted(left)):
-                    try:
-                        (values,) = sent_from(options.seconds, evaluate, *arms[number], options)
-                    except (TimeoutError, ChildProcessError) as error:
-                        values = {"problem": str(error)}
-                    yield setting | {"round": turn} | vars(arms[number][0]) | values
-                    if "problem" in values:  # it will be the same the next time
-                        left.remove(number)
+            yield from measure_evaluation(size, length, options)
+
+
+def measure_training(
+    size: str, precision: str, batch: int, length: int, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    setting = dict(zip(SETTING, ("training", size, precision, batch, length, options.clock), strict=True))
+    workers = {
+        arm: Apart(train, arm, config_of(arm.encoding, size, precision, batch, length), options)
+        for arm in arms_of(options.encodings, options.libraries, "training")
+    }
+    rng = stream("peers", "training")
+    try:
+        for turn in range(-1, options.rounds):  # the first of them warms up
+            for arm in shuffled(list(workers), rng):
+                workers[arm].pipe.send(turn + 1)
+                values = workers[arm].answer(options.seconds)
+                if turn >= 0 or "problem" in values:
+                    yield setting | {"round": turn} | vars(arm) | values
+                if "problem" in values:
+                    workers.pop(arm).end()
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+def measure_evaluation(size: str, length: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    setting = dict(zip(SETTING, ("evaluation", size, "fp32", 1, length, options.clock), strict=True))
+    left = arms_of(options.encodings, options.libraries, "evaluation")
+    rng = stream("peers", "evaluation", length)
+    for turn in range(options.long_rounds if length > LONG else options.rounds):
+        for arm in shuffled(left, rng):
+            worker = Apart(evaluate, arm, config_of(arm.encoding, size, "fp32", 1, length), options)
+            try:
+                values = worker.answer(options.seconds)
+            finally:
+                worker.end()
+            yield setting | {"round": turn} | vars(arm) | values
+            if "problem" in values:  # it will be the same the next time
+                left.remove(arm)
+
+
+def shuffled(arms: Sequence[Arm], rng: np.random.Generator) -> list[Arm]:
+    return [arms[number] for number in rng.permutation(len(arms))]
 
 
 # What comes of it
@@ -538,6 +566,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--long-rounds", type=positive, default=3, help=f"of evaluation beyond {LONG} tokens")
     parser.add_argument("--steps", type=positive, default=2, help="of training in a round, of which the mean is taken")
+    parser.add_argument("--keep", action="store_true", help="let the peers too keep memory that was freed")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for a machine that others use too")
     parser.add_argument("--gib", type=float, default=12.0, help="more than this an evaluation may not allocate")
     parser.add_argument("--seconds", type=float, default=600.0, help="longer than this nothing may take")

@@ -20,8 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rpe_bench.encodings.base import Context, DistanceBias, Encoding, check_positions
 
-CHUNK_ELEMENTS = 2**23
-"""Logits held at once by the explicit path outside training: 32 MiB in float32."""
+CHUNK_ELEMENTS = 2**20
+"""Logits held at once by the explicit path outside training: 4 MiB in float32. Of 2**18 to 2**23 the fastest at 2,048
+tokens, in half of the time of the last or less: that much stays in the cache."""
 
 BLOCK_ROWS = 1024
 """Queries that a causal mask is taken for at once: twice as fast at long lengths as all of them, half being masked."""
@@ -31,20 +32,9 @@ TRAINED_ROWS = 32
 takes half of the time of all in a causal model, two thirds in a bidirectional one."""
 
 
-def logits(
-    encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context, mask_QS: Tensor | None = None
-) -> Tensor:
-    """scale * q.k + bias (+ mask), (B, H, Q, S), of rotated q (the rows at hand) and k, before softmax."""
-    content = encoding.content(q_BHTK, k_BHTK, context)
-    bias = encoding.bias(q_BHTK, k_BHTK, context.with_(content_BHQS=content))
-    if bias is None:
-        return content if mask_QS is None else content + mask_QS
-    if mask_QS is None:
-        return content + bias
-    # What costs is each pass over as many numbers as the content has.
-    if bias.numel() < content.numel():
-        return content + (bias + mask_QS)
-    return (content + bias).add_(mask_QS)
+def logits(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context) -> Tensor:
+    """scale * q.k + bias, (B, H, Q, S), of rotated q (the rows at hand) and k, before mask and softmax."""
+    return encoding.biased(encoding.content(q_BHTK, k_BHTK, context), q_BHTK, k_BHTK, context)
 
 
 def attention_logits(
@@ -81,11 +71,13 @@ def attention_logits(
 
 def reference(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
     """Attention as it is defined, all logits at once: what every other path is tested against."""
+    context = context.with_(masked=context.causal)
     return _explicit(encoding, *encoding.rotate(q_BHTK, k_BHTK, context.positions, context), v_BHTK, context)
 
 
 def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
     """Attention by the fastest path that is equal to the reference: (B, H, T, K)."""
+    context = context.with_(masked=context.causal)
     q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
     scale = encoding.scale
     if isinstance(scale, Tensor):  # which the fused kernel does not take
@@ -120,6 +112,7 @@ def masked_logits_by_rows(
         (the queries, their masked logits (B, H, Q, S)). S is T; in a causal model, where keys behind the last of these
         queries change nothing, it ends with that one.
     """
+    context = context.with_(masked=context.causal)
     q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
     T = context.length
     for start in range(0, T, rows):
@@ -135,15 +128,32 @@ def _of_rows(encoding: Encoding, context: Context, rows: slice) -> Context:
     unless the encoding asks how long the whole is.
     """
     by_prefix = context.causal and encoding.prefix_consistent
-    return (context.prefix(rows.stop) if by_prefix else context).with_(rows=rows)
+    return (context.prefix(rows.stop) if by_prefix else context).with_(rows=rows, parent=context)
 
 
 def _masked_logits(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-    mask = None
-    if (hidden := context.hidden_QS) is not None:
-        # To add it is faster than to fill it in, since that has a backward pass.
-        mask = torch.zeros(hidden.shape, dtype=q_BHQK.dtype, device=q_BHQK.device).masked_fill(hidden, -math.inf)
-    return logits(encoding, q_BHQK, k_BHSK, context, mask)
+    scores = logits(encoding, q_BHQK, k_BHSK, context)
+    if not context.causal:
+        return scores
+    first = context.rows.indices(context.length)[0] + 1  # of the keys that are hidden from any of these queries
+    later_QS = scores.new_full((scores.shape[2], context.length - first), -math.inf).triu()
+    if "bias" in encoding.changes() and not torch.compiler.is_compiling():  # a sum that nothing else has a use for
+        return cast(Tensor, _Hide.apply(scores, later_QS, first))
+    return scores + torch.nn.functional.pad(later_QS, (first, 0))
+
+
+class _Hide(torch.autograd.Function):
+    """Add a mask to the last columns, in place: behind softmax the gradient of what it hides is 0 already."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_BHQS: Tensor, mask_QS: Tensor, first: int) -> Tensor:
+        ctx.mark_dirty(scores_BHQS)
+        scores_BHQS[..., first:] += mask_QS
+        return scores_BHQS
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, None, None
 
 
 def _explicit(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:

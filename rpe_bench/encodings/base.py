@@ -81,6 +81,8 @@ class Context:
     project     the layer's own query and key projections applied to vectors (..., D), giving two (..., H, K); for
                 encodings that share them with the content
     content     the scaled logits of content (B, H, Q, S) before any bias, for encodings that count by them
+    masked      whether a mask hides what follows a query, and whatever is said of it is of no account
+    parent      that of all tokens, where this is that of some rows, or of the prefix up to them
     memo        what layers may share within one forward pass; never outlives it
 
     Positions are data: what remaps them (random draws, an offset, interpolation) does so before the model, and no
@@ -96,6 +98,8 @@ class Context:
     tokens_BT: Tensor | None = None
     project: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     content_BHQS: Tensor | None = None
+    masked: bool = False
+    parent: "Context | None" = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def with_(self, **changes: Any) -> "Context":
@@ -112,6 +116,18 @@ class Context:
         if self.tokens_BT is not None:
             cut = cut.with_(tokens_BT=self.tokens_BT[:, :length])
         return cut
+
+    @property
+    def uncut(self) -> "Context":
+        """That of all tokens."""
+        return self.parent or self
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once in a forward pass for all rows and layers that have the same key."""
+        memo = self.uncut.memo
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
 
     @property
     def key_positions(self) -> Tensor:
@@ -246,6 +262,11 @@ class Encoding(nn.Module):
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor | None:
         """Broadcastable to (B, H, Q, S), or None."""
         return None
+
+    def biased(self, content_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        """content + bias. No place of its own: a class that overrides it has a faster way to the same sum."""
+        bias = self.bias(q_BHQK, k_BHSK, context.with_(content_BHQS=content_BHQS))
+        return content_BHQS if bias is None else content_BHQS + bias
 
     def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
         """The mixed values, (B, H, Q, K)."""

@@ -53,30 +53,33 @@ class CoPE(Encoding):
 
     def count(self, content_BHQS: Tensor, context: Context) -> Tensor:
         """p_ij before its limit, (B, H, Q, S); 0 for keys that the mask hides."""
-        gates = content_BHQS.sigmoid()
-        if (hidden := context.hidden_QS) is not None:
-            gates = gates * ~hidden
-        return cast(Tensor, _SumToQuery.apply(gates))
+        return cast(Tensor, _Count.apply(content_BHQS, context.rows.indices(context.length)[0]))
 
     def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         if context.content_BHQS is None:
             raise ValueError("CoPE counts by the logits of content, and was given none")
         p = self.count(context.content_BHQS, context)
-        of_row_BHQN = q_BHQK @ self.e_HNK.to(q_BHQK.dtype).mT
+        e_HNK = self.e_HNK.to(q_BHQK.dtype)
         # The step from each row to the next. From the last there is none: that is the limit of p, and of its gradient.
-        step_BHQN = nn.functional.pad(of_row_BHQN.diff(dim=-1), (0, 1))
-        floor = p.detach().long().clamp_(max=self.npos_max - 1)
-        return of_row_BHQN.gather(-1, floor) + (p - floor) * step_BHQN.gather(-1, floor)
+        step_HNK = nn.functional.pad(e_HNK.diff(dim=-2), (0, 0, 0, 1))
+        floor = p.detach().floor().clamp_(max=self.npos_max - 1)
+        row = floor.long()
+        of_row, step = ((q_BHQK @ table.mT).gather(-1, row) for table in (e_HNK, step_HNK))
+        return torch.addcmul(of_row, p - floor, step)
 
 
-class _SumToQuery(torch.autograd.Function):
-    """sum_{t>=j} g_t over the last dimension, whose gradient is the sum from the start."""
+class _Count(torch.autograd.Function):
+    """sum_{t=j..i} sigmoid(l_it) over the last dimension, the first row being query `first`."""
 
     @staticmethod
-    def forward(ctx: Any, gates: Tensor) -> Tensor:
+    def forward(ctx: Any, content_BHQS: Tensor, first: int) -> Tensor:
+        gates = content_BHQS.sigmoid()
+        gates[..., first:].tril_()  # the keys after a query, whose gates have no gradient either
+        ctx.save_for_backward(gates)
         # From the query backwards: as a difference of sums from the start, small counts would lose digits.
-        return gates.flip(-1).cumsum(dim=-1).flip(-1)
+        return gates.flip(-1).cumsum_(-1).flip(-1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.cumsum(dim=-1)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (gates,) = ctx.saved_tensors
+        return torch.ops.aten.sigmoid_backward(gradient.cumsum(dim=-1), gates), None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rpe_bench.encodings.base import Context, Encoding, Geometry, check_choice, check_std
-from rpe_bench.encodings.relative import key_logits, query_logits, reach
+from rpe_bench.encodings.relative import RelativeBias, add_key_logits, add_query_logits, reach
 
 
 class PositionTable(nn.Module):
@@ -33,7 +33,7 @@ class PositionTable(nn.Module):
         return nn.functional.layer_norm(vectors_MD, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
 
-class DeBERTa(Encoding):
+class DeBERTa(RelativeBias):
     """logit_ij = (q_i.k_j + q_i.(W_k P[d(i, j)]) + k_j.(W_q P[d(i, j)])) / sqrt(3K).
 
     d(i, j) = clamp(i - j, -k, k - 1) + k, P is a table (2k, D), W_k and W_q are matrices (K, D) of each head. All
@@ -108,25 +108,39 @@ class DeBERTa(Encoding):
         )
         return query, key
 
-    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         # Compiled, all rows are taken: which of them a length reaches would be compiled anew for each.
-        low, high = (-self.k, self.k) if torch.compiler.is_compiling() else reach(context)
+        low, high = (-self.k, self.k)
+        if not torch.compiler.is_compiling():
+            low, high = reach(context.uncut if context.positions is None else context)
+        tables = context.once(
+            (self, context.project, low, high), lambda: self._tables(low, high, q_BHQK.dtype, context)
+        )
+        for term, table_HMK, first in tables:
+            if term == "c2p":
+                logits_BHQS = add_query_logits(logits_BHQS, q_BHQK, table_HMK, first, context)
+            else:
+                logits_BHQS = add_key_logits(logits_BHQS, k_BHSK, table_HMK, first, context)
+        return logits_BHQS
+
+    def _tables(self, low: int, high: int, dtype: torch.dtype, context: Context) -> list[tuple[str, Tensor, int]]:
+        """Of each term the vectors of the offsets low..high, scaled, and the offset of the first, as the term sees it."""
         # Distances i - j, the negative of offsets.
         nearest, farthest = self._within(-high), self._within(-low)
-        query_HMK, key_HMK = self._vectors(nearest, farthest, q_BHQK.dtype, context)
+        query_HMK, key_HMK = self._vectors(nearest, farthest, dtype, context)
         found = []
         if self.terms != "p2c":
             assert key_HMK is not None
-            found.append(query_logits(q_BHQK, self.scale * key_HMK.flip(1), -farthest, context))
+            found.append(("c2p", self.scale * key_HMK.flip(1), -farthest))
         if self.terms != "c2p":
             first = nearest
             if self.p2c_reading == "paper":
                 last = self._within(high)
-                query_HMK, first = self._vectors(self._within(low), last, q_BHQK.dtype, context)[0], -last
+                query_HMK, first = self._vectors(self._within(low), last, dtype, context)[0], -last
                 query_HMK = None if query_HMK is None else query_HMK.flip(1)
             assert query_HMK is not None
-            found.append(key_logits(k_BHSK, self.scale * query_HMK, first, context))
-        return found[0] if len(found) == 1 else found[0].add_(found[1])
+            found.append(("p2c", self.scale * query_HMK, first))
+        return found
 
     def _within(self, distance: int) -> int:
         return min(max(distance, -self.k), self.k - 1)

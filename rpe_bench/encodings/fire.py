@@ -9,8 +9,8 @@ from rpe_bench.encodings.log_mlp import once_a_distance
 EPSILON = 1e-6
 """Added to the normaliser by the authors' code."""
 
-PAIRS = 2**16
-"""Of tokens, whose hidden layers are held at once outside training."""
+PAIRS = 2**13
+"""Of tokens, whose hidden layers are held at once outside training: few enough to stay in the cache."""
 
 
 class FIRE(DistanceBias):
@@ -80,6 +80,24 @@ class FIRE(DistanceBias):
         weight, constant = self.into.to(ratio.dtype)
         return torch.relu(ratio[..., None] * weight + constant) @ self.out.to(ratio.dtype)
 
+    def f_of_many(self, ratio: Tensor) -> Tensor:
+        """f without gradients, (...) to (H, ...) or (1, ...).
+
+        Between the least and the greatest ratio most hidden units do not bend: each of those is a straight line or
+        nothing, and all of them together are one line.
+        """
+        weight, constant = self.into.to(ratio.dtype)
+        out = self.out.to(ratio.dtype)
+        ends_2W = torch.stack(ratio.aminmax())[:, None] * weight + constant
+        straight, bent = (ends_2W >= 0).all(0), (ends_2W > 0).any(0) & (ends_2W < 0).any(0)
+        slope, level = (weight * straight) @ out, (constant * straight) @ out
+        weight, constant, out = weight[bent, None], constant[bent, None], out[bent]
+        found = []
+        for part in ratio.flatten().split(PAIRS):
+            hidden = (weight * part).add_(constant).relu_()
+            found.append(torch.addmm(level[:, None] + slope[:, None] * part, out.mT, hidden))
+        return torch.cat(found, dim=1).unflatten(1, ratio.shape)
+
     def normalised(self, offset: Tensor, reach: Tensor) -> Tensor:
         return self.psi(offset.abs()) / (self.psi(reach) + EPSILON)
 
@@ -94,17 +112,25 @@ class FIRE(DistanceBias):
         far = query > reach
         if not far.any():
             return super().bias(q_BHQK, k_BHSK, context)
-        offset = context.offset
-        if offset.dim() == 4:
-            offset, query, far = single_axis(offset), single_axis(query), single_axis(far)
-        longest = torch.where(far, query.double(), reach)[..., None]
         # Rounded here: an argument for each pair of tokens, and `width` numbers for each, are too many for float64.
-        ratio = self.normalised(offset, longest).to(q_BHQK.dtype)
+        ratio = self.ratios(context, reach, q_BHQK.dtype)
         with torch.autocast(ratio.device.type, enabled=False):
             if torch.is_grad_enabled():
                 return self.f(ratio).movedim(-1, -3)
-            found = torch.cat([self.f(part) for part in ratio.flatten().split(PAIRS)])
-            return found.unflatten(0, ratio.shape).movedim(-1, -3)
+            return self.f_of_many(ratio).movedim(0, -3)
+
+    def ratios(self, context: Context, reach: Tensor, dtype: torch.dtype) -> Tensor:
+        """The arguments of f, (Q, S) or (B, Q, S)."""
+        query = single_axis(context.query_positions)
+        longest = torch.where(query > reach, query.double(), reach)[..., None]
+        if context.positions is not None:
+            offset = context.offset
+            return self.normalised(single_axis(offset) if offset.dim() == 4 else offset, longest).to(dtype)
+        # A logarithm once a distance: the row of a query is a window of all of them.
+        start, stop, _ = context.rows.indices(context.length)
+        psi_N = self.psi(torch.arange(1 - stop, context.length - start, device=reach.device)).to(dtype)
+        windows = psi_N.unfold(0, context.length, 1)  # the last query's first
+        return windows.flip(0) / (self.psi(longest) + EPSILON).to(dtype)
 
     def by_offset_alone(self, context: Context) -> bool:
         """Where every query lies within |m L|."""

@@ -3,30 +3,52 @@
 What all encodings share that give an offset a vector R_n rather than a number: Shaw et al. 2018 (arXiv 1803.02155), Dai
 et al. 2019 (arXiv 1901.02860), He et al. 2020 (arXiv 2006.03654) and their kin. With no positions given, offsets run
 through consecutive numbers along each row, so that a row of scores q_i . R_n (one a distinct offset) becomes a row of
-logits by a shift, which is a strided view: no index, no scatter in the gradient. That is done for a few rows at a time.
+logits by a shift, which is a strided view: no index, no scatter in the gradient. That is done for a few rows at a time,
+and written onto the logits of content, since what costs is each pass over all of them.
 
 Besides the shapes of rpe_bench.encodings.base:
 
     X  rows that have vectors: queries, or keys     Y  the others     M  rows of a table     N  consecutive offsets
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from rpe_bench.encodings.base import Cache, Context, check_base, single_axis, whole
+from rpe_bench.encodings.base import Cache, Context, Encoding, check_base, single_axis, whole
 from rpe_bench.encodings.sinusoidal import angles
 
 TILE_ROWS = 32
 """Rows shifted at once. They meet Y + TILE_ROWS - 1 distinct offsets, against X + Y - 1 of all rows together."""
 
 
-def query_logits(q_BHQK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
-    """q_i . R_n with n the row of the offset j - i: (B, H, Q, S).
+class RelativeBias(Encoding):
+    """A bias of terms with a vector of the offset: define `add`, which writes them onto the logits of content.
+
+    `content` is then a tensor that its own gradient does not need.
+    """
+
+    @abstractmethod
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        """The logits with the bias; they may be changed in place."""
+
+    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        return self.add(q_BHQK.new_zeros(*q_BHQK.shape[:3], context.length), q_BHQK, k_BHSK, context)
+
+    def biased(self, content_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        if type(self).bias is not RelativeBias.bias:  # which a subclass has amended
+            return super().biased(content_BHQS, q_BHQK, k_BHSK, context)
+        return self.add(content_BHQS, q_BHQK, k_BHSK, context)
+
+
+def add_query_logits(logits_BHQS: Tensor, q_BHQK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
+    """The logits and q_i . R_n, n the row of the offset j - i; in place.
 
     Args:
+        logits_BHQS: of anything else.
         q_BHQK: the rows at hand.
         table: R, (M, K) or (1, M, K) for all heads or (H, M, K), of the whole offsets first..first+M-1; the offsets
             beyond them take the first and the last row.
@@ -35,31 +57,30 @@ def query_logits(q_BHQK: Tensor, table: Tensor, first: int, context: Context) ->
     """
     table = _one_if_shared(table).to(q_BHQK.dtype)
     if _by_shift(context):
-        return _shifted(q_BHQK, table, Shift(first, -_start(context)), context.length)
+        shift = Shift(first, -_start(context), context.masked)
+        return cast(Tensor, _AddOfQueries.apply(logits_BHQS, q_BHQK, table, shift))
     scores_BHQM = q_BHQK @ table.mT
-    return scores_BHQM.gather(-1, _rows(context, table, first).expand(*q_BHQK.shape[:3], -1))
+    return logits_BHQS + scores_BHQM.gather(-1, _rows(context, table, first).expand(*q_BHQK.shape[:3], -1))
 
 
-def key_logits(k_BHSK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
-    """k_j . R_n with n the row of i - j, the offset as a key sees it: (B, H, Q, S). Arguments as of `query_logits`."""
+def add_key_logits(logits_BHQS: Tensor, k_BHSK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
+    """The logits and k_j . R_n, n the row of i - j, the offset as a key sees it. Arguments as of `add_query_logits`."""
     table = _one_if_shared(table).to(k_BHSK.dtype)
     if _by_shift(context):
-        start = _start(context)
-        queries = len(range(context.length)[context.rows])
-        return _shifted(k_BHSK, table, Shift(first, start), queries, transposed=True)
+        return cast(Tensor, _AddOfKeys.apply(logits_BHQS, k_BHSK, table, _start(context) - first))
     scores_BHSM = k_BHSK @ table.mT
     rows = _rows(context, table, first, of_keys=True)
-    return scores_BHSM.gather(-1, rows.mT.expand(*k_BHSK.shape[:3], -1)).mT
+    return logits_BHQS + scores_BHSM.gather(-1, rows.mT.expand(*k_BHSK.shape[:3], -1)).mT
 
 
 def mixed_values(weights_BHQS: Tensor, v_BHSK: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
-    """Sum over j of weight_ij (v_j + R_n) with n the row of j - i: (B, H, Q, K). Arguments as of `query_logits`.
+    """Sum over j of weight_ij (v_j + R_n) with n the row of j - i: (B, H, Q, K). Arguments as of `add_query_logits`.
 
     Weights are summed by row of the table first, and only then meet its vectors.
     """
     table = _one_if_shared(table).to(weights_BHQS.dtype)
     if _by_shift(context):
-        shift = Shift(first, -_start(context))
+        shift = Shift(first, -_start(context), context.masked)
         return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, table, shift))
     rows = _rows(context, table, first).expand(*weights_BHQS.shape)
     sums_BHQM = weights_BHQS.new_zeros(*weights_BHQS.shape[:3], table.shape[-2]).scatter_add(-1, rows, weights_BHQS)
@@ -95,18 +116,18 @@ class SinusoidTerm:
         self.clamp = clamp
         self._cache = Cache()
 
-    def logits(self, q_BHQK: Tensor, weight_HDK: Tensor, context: Context) -> Tensor:
-        """(B, H, Q, S), of the rows at hand and one matrix W a head; at any positions, fractions included.
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, weight_HDK: Tensor, context: Context) -> Tensor:
+        """The logits and the term, of the rows at hand and one matrix W a head; at any positions, fractions included.
 
         Positions that are given may hold any offsets, T^2 of them. There r(i - j) is taken apart by the angles' sum:
         (W^T q_i) . r(i - j) is the product of W^T q_i, turned by the angles of i, with the sinusoid of j alone.
         """
         if _by_shift(context):
-            low, high = reach(context)
+            low, high = reach(context.uncut)
             if self.clamp is not None:
                 low, high = max(low, -self.clamp), min(high, self.clamp)
-            table_HMK = self._sinusoids(low, high, q_BHQK) @ weight_HDK.to(q_BHQK.dtype)
-            return query_logits(q_BHQK, table_HMK, low, context)
+            table_HMK = context.once((self, low, high), lambda: self._table(low, high, q_BHQK, weight_HDK))
+            return add_query_logits(logits_BHQS, q_BHQK, table_HMK, low, context)
         weight_HDK = weight_HDK.to(q_BHQK.dtype)
         along_sin, along_cos = (q_BHQK @ weight_HDK.mT).chunk(2, dim=-1)
         sin_i, cos_i = self._turns(context.query_positions, q_BHQK.dtype)
@@ -115,12 +136,17 @@ class SinusoidTerm:
         turned = torch.cat((along_sin * sin_i + along_cos * cos_i, along_cos * sin_i - along_sin * cos_i), dim=-1)
         found = turned @ torch.cat((cos_j, sin_j), dim=-1).mT
         if self.clamp is None:
-            return found
+            return logits_BHQS + found
         distance = -_offset(context)
         ends = torch.tensor([self.clamp, -self.clamp], device=q_BHQK.device)
         ends_H2K = sinusoid_blocks(ends, self.width, self.base).to(q_BHQK.dtype) @ weight_HDK
         past, future = (q_BHQK @ ends_H2K.mT).split(1, dim=-1)
-        return torch.where(distance > self.clamp, past, torch.where(distance < -self.clamp, future, found))
+        clamped = torch.where(distance > self.clamp, past, torch.where(distance < -self.clamp, future, found))
+        return logits_BHQS + clamped
+
+    def _table(self, low: int, high: int, q_BHQK: Tensor, weight_HDK: Tensor) -> Tensor:
+        """W r of the offsets low..high, (H, M, K)."""
+        return self._sinusoids(low, high, q_BHQK) @ weight_HDK.to(q_BHQK.dtype)
 
     def _sinusoids(self, low: int, high: int, like: Tensor) -> Tensor:
         """r(-offset) of the offsets low..high, (M, D), from a table whose size is a power of two."""
@@ -142,10 +168,13 @@ class SinusoidTerm:
 
 
 def reach(context: Context) -> tuple[int, int]:
-    """The least and the greatest offset j - i of the rows at hand; of whole numbers, where positions are given."""
+    """The least and the greatest offset j - i of the rows at hand; of whole numbers, where positions are given.
+
+    Where what follows a query is masked, only the offsets up to 0, if no positions are given.
+    """
     if context.positions is None:
         start, stop, _ = context.rows.indices(context.length)
-        return 1 - stop, context.length - 1 - start
+        return 1 - stop, 0 if context.masked else context.length - 1 - start
     low, high = whole(_offset(context)).aminmax()
     return int(low), int(high)
 
@@ -186,85 +215,94 @@ class Shift(NamedTuple):
     first: int
     """Offset of the table's first row."""
     by: int
+    masked: bool
+    """Whether offsets above 0 are hidden: their logits may be anything, their weights and gradients are 0."""
 
 
 class _Tile(NamedTuple):
-    """Rows start..stop-1 of scores or weights, and the columns begin..end-1 of theirs that are shifted: each row meets
-    those before with the first row of the table, and those after with the last.
+    """Rows start..stop-1 of logits or weights, and the columns begin..end-1 of theirs that are shifted: each row meets
+    those before with the first row of the table, and those after, up to seen-1, with the last.
 
-    Shifted columns have consecutive offsets: `left` before the table rows low..high-1, then those, then `right` after.
+    The shifted ones meet low..high-1, as rows of a table whose ends go on.
     """
 
     start: int
     stop: int
     begin: int
     end: int
+    seen: int
     low: int
     high: int
-    left: int
-    right: int
-    clipped: bool
-    """Whether the table's ends stand for anything beyond them."""
-
-    @property
-    def offsets(self) -> int:
-        return self.left + self.high - self.low + self.right
 
 
 def _tiles(X: int, Y: int, M: int, shift: Shift) -> Iterator[_Tile]:
     by = shift.by - shift.first  # row x meets column y at the row y - x + by of the table, or at one of its ends
     for start in range(0, X, TILE_ROWS):
         stop = min(start + TILE_ROWS, X)
+        seen = min(stop - shift.by, Y) if shift.masked else Y
         # Of the columns that are of one end for every row, the last and the first count as shifted.
-        begin = min(max(start - by, 0), Y - 1)
-        end = min(max(stop - 1 + M - 1 - by, 0), Y - 1) + 1
-        smallest, largest = begin - (stop - 1) + by, end - 1 - start + by
-        low, high = min(max(smallest, 0), M - 1), min(max(largest, 0), M - 1) + 1
-        left = min(max(-smallest, 0), largest - smallest)
-        right = largest - smallest + 1 - left - (high - low)
-        clipped = bool(begin or left or right or end < Y)
-        yield _Tile(start, stop, begin, end, low, high, left, right, clipped)
+        begin = min(max(start - by, 0), seen - 1)
+        end = min(max(stop - 1 + M - 1 - by, 0), seen - 1) + 1
+        low, high = begin - (stop - 1) + by, end - start + by
+        if shift.masked:  # nothing is asked of offsets above 0; as many as columns are what a shift takes
+            high = min(high, max(1 - shift.first, low + end - begin))
+        yield _Tile(start, stop, begin, end, seen, low, high)
 
 
-def _by_row(scores_BHXN: Tensor) -> Tensor:
-    """Row x, column y of the view (B, H, X, Y) is the score y + X - 1 - x of row x: each row one further left."""
-    X, N = scores_BHXN.shape[-2:]
-    if X == 1:
-        return scores_BHXN
-    return scores_BHXN.flatten(-2)[..., X - 1 : X * N - 1].unflatten(-1, (X, N - 1))[..., : N - X + 1]
+def _window(table: Tensor, low: int, high: int) -> slice | Tensor:
+    """The index of the rows low..high-1 of a table whose ends go on."""
+    M = table.shape[-2]
+    if 0 <= low and high <= M:
+        return slice(low, high)
+    return torch.arange(low, high, device=table.device).clamp_(0, M - 1)
 
 
-def _place(x_HBXK: Tensor, table: Tensor, shift: Shift, out_HBXY: Tensor) -> None:
-    """out_xy = x . R[y - x + shift]."""
-    H, B, X, _ = x_HBXK.shape
-    for tile in _tiles(X, out_HBXY.shape[-1], table.shape[-2], shift):
-        out = out_HBXY[:, :, tile.start : tile.stop]
-        scores = _times(x_HBXK[:, :, tile.start : tile.stop], table[..., tile.low : tile.high, :].mT)
-        if tile.clipped:
-            first, last = scores[..., :1], scores[..., -1:]
-            out[..., : tile.begin], out[..., tile.end :] = first, last
-            ends = first.expand(-1, -1, -1, tile.left), last.expand(-1, -1, -1, tile.right)
-            scores = torch.cat((ends[0], scores, ends[1]), dim=-1)
-        out[..., tile.begin : tile.end] = _by_row(scores)
+def _add_to_rows(table: Tensor, rows: slice | Tensor, found: Tensor) -> None:
+    """table[..., rows, :] += found, of rows that may repeat."""
+    if isinstance(rows, slice):
+        table[..., rows, :] += found
+    else:
+        table.index_add_(-2, rows, found)
 
 
-def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[slice, slice, Tensor]]:
-    """The sums of weights by row of the table, tile by tile: rows of weights, rows of the table, sums."""
-    H, B, X, Y = weights_HBXY.shape
+def _by_row(scores_XN: Tensor, columns: int) -> Tensor:
+    """Row x, column y of the view (..., X, columns) is the score y + X - 1 - x of row x: each row one further left.
+
+    Where there are fewer scores than columns + X - 1, the last columns of the first rows are scores of the next row.
+    """
+    X, N = scores_XN.shape[-2:]
+    size, strides = (*scores_XN.shape[:-1], columns), (*scores_XN.stride()[:-2], N - 1, 1)
+    return scores_XN.as_strided(size, strides, scores_XN.storage_offset() + X - 1)
+
+
+def _place(logits_HBXY: Tensor, x_HBXK: Tensor, table: Tensor, shift: Shift) -> None:
+    """logits_xy += x . R[y - x + by]."""
+    X, Y = logits_HBXY.shape[2:]
+    for tile in _tiles(X, Y, table.shape[-2], shift):
+        rows = slice(tile.start, tile.stop)
+        window = table[..., _window(table, tile.low, tile.high), :]
+        scores, logits = _times(x_HBXK[:, :, rows], window.mT), logits_HBXY[:, :, rows]
+        logits[..., tile.begin : tile.end] += _by_row(scores, tile.end - tile.begin)
+        if tile.begin:
+            logits[..., : tile.begin] += scores[..., :1]
+        if tile.end < tile.seen:
+            logits[..., tile.end : tile.seen] += scores[..., -1:]
+
+
+def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[_Tile, Tensor]]:
+    """The sums of weights by row of the table, tile by tile: (H, B, X, N), of the rows low..high-1."""
+    X, Y = weights_HBXY.shape[2:]
     for tile in _tiles(X, Y, M, shift):
-        rows, held = slice(tile.start, tile.stop), slice(tile.low, tile.high)
-        weights = weights_HBXY[:, :, rows]
-        # What lies outside the view by row stays zero.
-        by_offset = weights.new_zeros(H, B, tile.stop - tile.start, tile.offsets)
-        _by_row(by_offset).copy_(weights[..., tile.begin : tile.end])
-        if not tile.clipped:
-            yield rows, held, by_offset
-            continue
-        left, within, right = by_offset.split((tile.left, tile.high - tile.low, tile.right), dim=-1)
-        sums = within.clone(memory_format=torch.contiguous_format)
-        sums[..., 0] += left.sum(-1) + weights[..., : tile.begin].sum(-1)
-        sums[..., -1] += right.sum(-1) + weights[..., tile.end :].sum(-1)
-        yield rows, held, sums
+        weights, N = weights_HBXY[:, :, tile.start : tile.stop], tile.high - tile.low
+        # What lies outside the view by row stays zero. One number more a row, or rows of a masked tile would overlap.
+        by_offset = weights.new_zeros(*weights.shape[:3], N + 1)
+        _by_row(by_offset, tile.end - tile.begin).copy_(weights[..., tile.begin : tile.end])
+        sums = by_offset[..., :N]
+        if tile.begin:
+            sums[..., 0] += weights[..., : tile.begin].sum(-1)
+        if tile.end < tile.seen:
+            sums[..., -1] += weights[..., tile.end : tile.seen].sum(-1)
+        yield tile, sums
 
 
 def _times(rows_HBXM: Tensor, table: Tensor) -> Tensor:
@@ -274,63 +312,128 @@ def _times(rows_HBXM: Tensor, table: Tensor) -> Tensor:
     return (rows_HBXM.reshape(shape) @ table).view(H, B, X, -1)
 
 
-class _Place(torch.autograd.Function):
+def _of_table(sums_HBXN: Tensor, x_HBXK: Tensor, heads: bool) -> Tensor:
+    """Sums^T times vectors: the gradient of rows of a table for all heads (N, K), or of each (H, N, K)."""
+    last = (1, 2) if heads else (0, 2)
+    return sums_HBXN.flatten(*last).mT @ x_HBXK.flatten(*last)
+
+
+class _AddOfQueries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BHXK: Tensor, table: Tensor, shift: Shift, Y: int, transposed: bool) -> Tensor:
+    def forward(ctx: Any, logits_BHXY: Tensor, x_BHXK: Tensor, table: Tensor, shift: Shift) -> Tensor:
         ctx.save_for_backward(x_BHXK, table)
-        ctx.shift, ctx.transposed = shift, transposed
-        B, H, X, _ = x_BHXK.shape
-        out = x_BHXK.new_empty((B, H, Y, X) if transposed else (B, H, X, Y))
-        by_row = out.mT if transposed else out
-        _place(x_BHXK.transpose(0, 1), table, shift, by_row.transpose(0, 1))
-        return out
+        ctx.shift = shift
+        ctx.mark_dirty(logits_BHXY)
+        _place(logits_BHXY.transpose(0, 1), x_BHXK.transpose(0, 1), table, shift)
+        return logits_BHXY
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x_BHXK, table = ctx.saved_tensors
-        need_x, need_table = ctx.needs_input_grad[:2]
+        _, need_x, need_table, _ = ctx.needs_input_grad
         of_x = torch.empty_like(x_BHXK) if need_x else None
         of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
-        by_row = gradient.mT if ctx.transposed else gradient
-        for rows, held, sums in _collect(by_row.transpose(0, 1), table.shape[-2], ctx.shift):
+        for tile, sums in _collect(gradient.transpose(0, 1), table.shape[-2], ctx.shift):
+            rows, window = slice(tile.start, tile.stop), _window(table, tile.low, tile.high)
             if of_x is not None:
-                of_x[:, :, rows] = _times(sums, table[..., held, :]).transpose(0, 1)
+                of_x[:, :, rows] = _times(sums, table[..., window, :]).transpose(0, 1)
             if of_table is not None:
-                last = (0, 2) if table.dim() == 2 else (1, 2)
-                x = x_BHXK[:, :, rows].transpose(0, 1).flatten(*last)
-                of_table[..., held, :] += sums.flatten(*last).mT @ x
-        return of_x, of_table, None, None, None
+                found = _of_table(sums, x_BHXK[:, :, rows].transpose(0, 1), table.dim() == 3)
+                _add_to_rows(of_table, window, found)
+        return gradient, of_x, of_table, None
+
+
+class _AddOfKeys(torch.autograd.Function):
+    """logits_yx += k_x . R[y - x + by], of all tiles of keys at once: to each its window of the table."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_BHYX: Tensor, k_BHXK: Tensor, table: Tensor, by: int) -> Tensor:
+        ctx.save_for_backward(k_BHXK, table)
+        ctx.by = by
+        ctx.mark_dirty(logits_BHYX)
+        for tiles in _key_tiles(k_BHXK.shape[2], logits_BHYX.shape[2]):
+            windows = table[..., tiles.windows(table, by), :]
+            scores = tiles.of_keys(k_BHXK).flatten(2, 3) @ windows.mT
+            logits = tiles.of_logits(logits_BHYX)
+            logits += _by_row(scores.unflatten(2, (-1, tiles.rows)), tiles.Y)
+        return logits_BHYX
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        k_BHXK, table = ctx.saved_tensors
+        _, need_k, need_table, _ = ctx.needs_input_grad
+        of_k = torch.empty_like(k_BHXK) if need_k else None
+        of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
+        for tiles in _key_tiles(k_BHXK.shape[2], gradient.shape[2]):
+            placed, rows = tiles.of_logits(gradient), tiles.windows(table, ctx.by)
+            by_offset = gradient.new_zeros(*placed.shape[:-1], rows.shape[1])  # outside the view it stays zero
+            _by_row(by_offset, tiles.Y).copy_(placed)
+            sums = by_offset.flatten(2, 3)
+            if of_k is not None:
+                tiles.of_keys(of_k).copy_((sums @ table[..., rows, :]).unflatten(2, (-1, tiles.rows)))
+            if of_table is not None:
+                found_HnNK = sums.mT @ tiles.of_keys(k_BHXK).flatten(2, 3)
+                found = found_HnNK.sum(0) if table.dim() == 2 else found_HnNK
+                of_table.index_add_(-2, rows.flatten(), found.flatten(-3, -2))
+        return gradient, of_k, of_table, None
+
+
+class _KeyTiles(NamedTuple):
+    """The keys start..stop-1, so many `rows` a tile, and Y queries. Views are of H, the tile, B, its rows, the rest."""
+
+    start: int
+    stop: int
+    rows: int
+    Y: int
+
+    def of_keys(self, k_BHXK: Tensor) -> Tensor:
+        return k_BHXK[:, :, self.start : self.stop].unflatten(2, (-1, self.rows)).permute(1, 2, 0, 3, 4)
+
+    def of_logits(self, logits_BHYX: Tensor) -> Tensor:
+        return logits_BHYX[..., self.start : self.stop].unflatten(-1, (-1, self.rows)).permute(1, 3, 0, 4, 2)
+
+    def windows(self, table: Tensor, by: int) -> Tensor:
+        """The rows of the table that each tile meets, y - x + by in ascending order, (tiles, Y + rows - 1)."""
+        last = torch.arange(self.start, self.stop, self.rows, device=table.device) + self.rows - 1
+        rows = torch.arange(self.Y + self.rows - 1, device=table.device) + (by - last)[:, None]
+        return rows.clamp_(0, table.shape[-2] - 1)
+
+
+def _key_tiles(X: int, Y: int) -> Iterator[_KeyTiles]:
+    rows = min(X, Y, TILE_ROWS)
+    rest = X - X % rows
+    yield _KeyTiles(0, rest, rows, Y)
+    if rest < X:
+        yield _KeyTiles(rest, X, X - rest, Y)
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights_BHXY: Tensor, v_BHYK: Tensor, table: Tensor, shift: Shift) -> Tensor:
-        sums_BHXM = weights_BHXY.new_zeros(*weights_BHXY.shape[:3], table.shape[-2])
-        for rows, held, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
-            sums_BHXM[:, :, rows, held] = sums.transpose(0, 1)
-        ctx.save_for_backward(weights_BHXY, v_BHYK, table, sums_BHXM)
+        mixed, kept = weights_BHXY @ v_BHYK, []
+        for tile, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
+            window = table[..., _window(table, tile.low, tile.high), :]
+            mixed[:, :, tile.start : tile.stop] += _times(sums, window).transpose(0, 1)
+            kept.append(sums)
+        ctx.save_for_backward(weights_BHXY, v_BHYK, table, *kept)
         ctx.shift = shift
-        mixed = weights_BHXY @ v_BHYK
-        mixed += sums_BHXM @ table
         return mixed
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights_BHXY, v_BHYK, table, sums_BHXM = ctx.saved_tensors
-        need_weights, need_v, need_table = ctx.needs_input_grad[:3]
+        weights_BHXY, v_BHYK, table, *kept = ctx.saved_tensors
+        need_weights, need_v, need_table, _ = ctx.needs_input_grad
         of_weights, of_v, of_table = None, None, None
         if need_weights:
-            of_weights = torch.empty_like(weights_BHXY, memory_format=torch.contiguous_format)
-            _place(gradient.transpose(0, 1), table, ctx.shift, of_weights.transpose(0, 1))
-            of_weights.flatten(0, 1).baddbmm_(gradient.flatten(0, 1), v_BHYK.flatten(0, 1).mT)
+            of_weights = gradient @ v_BHYK.mT
+            _place(of_weights.transpose(0, 1), gradient.transpose(0, 1), table, ctx.shift)
         if need_v:
             of_v = weights_BHXY.mT @ gradient
         if need_table:
-            last = (0, 2) if table.dim() == 2 else (1, 2)
-            sums, mixed = (tensor.transpose(0, 1).flatten(*last) for tensor in (sums_BHXM, gradient))
-            of_table = sums.mT @ mixed
+            of_table = torch.zeros_like(table, memory_format=torch.contiguous_format)
+            X, Y = weights_BHXY.shape[2:]
+            for tile, sums in zip(_tiles(X, Y, table.shape[-2], ctx.shift), kept, strict=True):
+                rows = slice(tile.start, tile.stop)
+                found = _of_table(sums, gradient[:, :, rows].transpose(0, 1), table.dim() == 3)
+                _add_to_rows(of_table, _window(table, tile.low, tile.high), found)
         return of_weights, of_v, of_table, None
-
-
-def _shifted(x_BHXK: Tensor, table: Tensor, shift: Shift, Y: int, transposed: bool = False) -> Tensor:
-    return cast(Tensor, _Place.apply(x_BHXK, table, shift, Y, transposed))

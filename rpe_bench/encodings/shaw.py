@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std
-from rpe_bench.encodings.relative import mixed_values, query_logits
+from rpe_bench.encodings.base import Context, Geometry, check_std
+from rpe_bench.encodings.relative import RelativeBias, add_query_logits, mixed_values
 
 
-class Shaw(Encoding):
+class Shaw(RelativeBias):
     """logit_ij = q_i.(k_j + aK[n]) / sqrt(K), and z_i = sum_j weight_ij (v_j + aV[n]), n = clamp(j - i, -k, k) + k.
 
     aK and aV are tables (2k + 1, K). All distances from k onwards share one row, as the paper defines it; where
@@ -52,8 +52,10 @@ class Shaw(Encoding):
             if table is not None:
                 table.normal_(0, self.std, generator=generator)
 
-    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor | None:
-        return None if self.keys is None else query_logits(q_BHQK, self.keys * self.scale, -self.k, context)
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        if self.keys is None:
+            return logits_BHQS
+        return add_query_logits(logits_BHQS, q_BHQK, self.keys * self.scale, -self.k, context)
 
     def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
         if self.values is None:

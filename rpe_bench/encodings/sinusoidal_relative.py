@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry, check_base, check_std
-from rpe_bench.encodings.relative import SinusoidTerm
+from rpe_bench.encodings.base import Context, DistanceBias, Geometry, check_base, check_std
+from rpe_bench.encodings.relative import RelativeBias, SinusoidTerm
 from rpe_bench.encodings.sinusoidal import sinusoid
 
 
@@ -48,7 +48,7 @@ class SinusoidalRelative(DistanceBias):
         return sinusoid(-offset, self.width, self.base) @ self.weight_HD.mT.double()
 
 
-class SinusoidalRelativeKey(Encoding):
+class SinusoidalRelativeKey(RelativeBias):
     """logit_ij = q_i.(k_j + W_h r(i - j)) / sqrt(K), with r the sinusoid of the distance, and W_h (K, width).
 
     r(n) = [sin(n w_0), sin(n w_1), ... | cos(n w_0), cos(n w_1), ...], w_t = base^(-2t/width). It is Transformer-XL
@@ -85,8 +85,8 @@ class SinusoidalRelativeKey(Encoding):
     def reset_parameters(self, generator: torch.Generator) -> None:
         self.weight_HDK.normal_(0, self.std, generator=generator)
 
-    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        return self.term.logits(q_BHQK, self.weight_HDK * self.scale, context)
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+        return self.term.add(logits_BHQS, q_BHQK, self.weight_HDK * self.scale, context)
 
 
 def checked_width(geometry: Geometry, width: int | None, base: float, std: float) -> int:

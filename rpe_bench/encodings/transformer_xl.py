@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from rpe_bench.encodings.base import Context, Encoding, Geometry, check_std
-from rpe_bench.encodings.relative import SinusoidTerm
+from rpe_bench.encodings.base import Context, Geometry, check_std
+from rpe_bench.encodings.relative import RelativeBias, SinusoidTerm
 
 
-class TransformerXL(Encoding):
+class TransformerXL(RelativeBias):
     """logit_ij = ((q_i + u).k_j + (q_i + v).(W_R r(i - j))) / sqrt(K), with u, v (K) and W_R (K, D) of each head.
 
     r is the sinusoid of the distance, [sin(n w_0), sin(n w_1), ... | cos(n w_0), cos(n w_1), ...] with
@@ -53,7 +53,7 @@ class TransformerXL(Encoding):
     def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         return super().content(q_BHQK + self.u_HK[:, None].to(q_BHQK.dtype), k_BHSK, context)
 
-    def bias(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
+    def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """The second product; the first is that of content."""
         biased_BHQK = q_BHQK + self.v_HK[:, None].to(q_BHQK.dtype)
-        return self.term.logits(biased_BHQK, self.weight_HDK * self.scale, context)
+        return self.term.add(logits_BHQS, biased_BHQK, self.weight_HDK * self.scale, context)

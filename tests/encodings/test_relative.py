@@ -12,7 +12,7 @@ from rpe_bench.attention import attend, attention_logits, logits
 from rpe_bench.components import make_encoding
 from rpe_bench.encodings import relative
 from rpe_bench.encodings.base import Context
-from rpe_bench.encodings.relative import SinusoidTerm, key_logits, mixed_values, query_logits, sinusoid_blocks
+from rpe_bench.encodings.relative import SinusoidTerm, add_key_logits, add_query_logits, mixed_values, sinusoid_blocks
 
 OWN = ["shaw", "transformer_xl", "xlnet", "sinusoidal_relative", "sinusoidal_relative_key", "deberta", "deberta_v2"]
 """The encodings whose logit has a term with a vector of the offset."""
@@ -45,6 +45,15 @@ def row_of(table: Tensor, head: int, offset: float, first: int) -> Tensor:
 def positions_of(context: Context, batch: int) -> list[list[float]]:
     positions = context.key_positions
     return [(positions if positions.dim() == 1 else positions[b].flatten()).tolist() for b in range(batch)]
+
+
+def query_logits(q: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
+    return add_query_logits(q.new_zeros(*q.shape[:3], context.length), q, table, first, context)
+
+
+def key_logits(k: Tensor, table: Tensor, first: int, context: Context) -> Tensor:
+    rows = len(range(context.length)[context.rows])
+    return add_key_logits(k.new_zeros(*k.shape[:2], rows, context.length), k, table, first, context)
 
 
 B, H, K = 2, 3, 4
@@ -86,6 +95,27 @@ def test_each_pair_meets_the_row_of_its_offset(context: Context, table: tuple[in
     torch.testing.assert_close(query_logits(q, R, first, context), of_query)
     torch.testing.assert_close(key_logits(k, R, first, context), of_key)
     torch.testing.assert_close(mixed_values(weights, v, R, first, context), mixed)
+
+
+@pytest.mark.parametrize(("table", "first"), [((9, K), -4), ((H, 200, K), -100), ((1, 3, K), 2), ((H, 5, K), -9)])
+@pytest.mark.parametrize("rows", [slice(None), slice(30, 69), slice(74, 75), slice(0, 3)])
+def test_where_a_mask_follows_what_is_seen_stays(table: tuple[int, ...], first: int, rows: slice) -> None:
+    """Of hidden pairs anything may be said, and their weights and gradients are 0."""
+    context = Context(75, True, rows=rows)
+    seen = ~context.hidden_QS
+    Q = len(seen)
+    given = normal(B, H, Q, K), normal(B, H, 75, K, seed=1), normal(*table, seed=2), normal(B, H, Q, 75, seed=3)
+
+    def outcomes(context: Context) -> list[Tensor]:
+        q, k, R, weights = (tensor.clone().requires_grad_() for tensor in given)
+        logits = query_logits(q, R, first, context) + key_logits(k, R, first, context)
+        mixed = mixed_values(weights * seen, k, R, first, context)
+        total = logits[..., seen].sin().sum() + mixed.sin().sum()
+        gradients = torch.autograd.grad(total, (q, k, R, weights))
+        return [logits[..., seen], mixed, *gradients]
+
+    for found, expected in zip(outcomes(context.with_(masked=True)), outcomes(context), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("table", [(7, K), (H, 7, K), (H, 99, K)])
@@ -135,9 +165,9 @@ def test_keys_before_the_first_query_are_met(memory: int) -> None:
 
 def test_a_chunk_of_queries_costs_no_more_than_its_share() -> None:
     """Each key of a long sequence meets the offsets of the queries at hand, not those of all."""
-    tiles = list(relative._tiles(4096, 16, 2 * 4096, relative.Shift(-4096, 4000)))
-    assert sum(tile.stop - tile.start for tile in tiles) == 4096
-    assert max(tile.offsets for tile in tiles) == 16 + relative.TILE_ROWS - 1
+    (tiles,) = relative._key_tiles(4096, 16)
+    assert (tiles.start, tiles.stop) == (0, 4096)
+    assert tiles.windows(torch.zeros(2 * 4096, 1), 4096).shape == (4096 // 16, 16 + 16 - 1)
 
 
 def test_blocks_of_sines_then_of_cosines() -> None:
@@ -150,7 +180,7 @@ def test_blocks_of_sines_then_of_cosines() -> None:
 @pytest.mark.parametrize("positions", [None, torch.tensor([0.0, 0.5, 7.25, 3.0, 1e6, 1e6 + 1])])
 def test_a_sinusoid_of_any_distance(clamp: int | None, positions: Tensor | None) -> None:
     q, W = normal(1, 2, 6, 4), normal(2, 8, 4, seed=1)
-    found = SinusoidTerm(8, 10_000.0, clamp).logits(q, W, Context(6, False, positions))
+    found = SinusoidTerm(8, 10_000.0, clamp).add(torch.zeros(1, 2, 6, 6).double(), q, W, Context(6, False, positions))
     places = torch.arange(6.0) if positions is None else positions
     distance = (places[:, None] - places[None, :]).double()
     if clamp is not None:

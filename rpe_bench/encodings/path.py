@@ -94,7 +94,7 @@ class PaTH(Encoding):
         of_key = (k - to_end.mT @ w, w, to_start)
         q, k = (torch.cat(parts, dim=-1).flatten(2, 3)[:, :, :T] for parts in (of_query, of_key))
         wider = k.shape[-1] - q.shape[-1]
-        return nn.functional.pad(q, (0, max(0, wider))), nn.functional.pad(k, (0, max(0, -wider)))
+        return _padded(q, (0, max(0, wider))), _padded(k, (0, max(0, -wider)))
 
     def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """The logits, (B, H, Q, S), of what `rotate` gives; of keys that follow a query nothing is said."""
@@ -117,13 +117,18 @@ class PaTH(Encoding):
                 carried = torch.cat((q_start[:, :, place], carried), dim=2)
             columns.append(torch.cat(logits, dim=2))
         found = torch.cat(columns[::-1], dim=-1)[:, :, before : before + len(rows), :S]
-        return nn.functional.pad(found, (0, S - found.shape[-1]))
+        return _padded(found, (0, S - found.shape[-1]))
+
+
+def _padded(x: Tensor, zeros: tuple[int, ...]) -> Tensor:
+    """As torch's own function, which copies even where there is nothing to add."""
+    return nn.functional.pad(x, zeros) if any(zeros) else x
 
 
 def _chunks(x_BHTK: Tensor, before: int = 0) -> Tensor:
     """(B, H, N, C, K), zeros standing for so many tokens before, and for those that the last chunk lacks."""
     after = -(x_BHTK.shape[2] + before) % CHUNK
-    return nn.functional.pad(x_BHTK, (0, 0, before, after)).unflatten(2, (-1, CHUNK))
+    return _padded(x_BHTK, (0, 0, before, after)).unflatten(2, (-1, CHUNK))
 
 
 def causal_convolution(x_BTC: Tensor, taps_CN: Tensor) -> Tensor:

@@ -20,9 +20,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rpe_bench.encodings.base import Context, DistanceBias, Encoding, check_positions
 
-CHUNK_ELEMENTS = 2**20
-"""Logits held at once by the explicit path outside training: 4 MiB in float32. Of 2**18 to 2**23 the fastest at 2,048
-tokens, in half of the time of the last or less: that much stays in the cache."""
+CHUNK_ELEMENTS = 2**22
+"""Logits held at once by the explicit path outside training, at most: 16 MiB in float32."""
+
+CACHED_ELEMENTS = 2**19
+"""Logits that stay in the cache: of 2**16 to 2**23 the fastest to hold at once, at 2,048 tokens in half of the time of
+the last or less. Of fewer than TRAINED_ROWS queries at a time more is lost than that gains."""
 
 BLOCK_ROWS = 1024
 """Queries that a causal mask is taken for at once: twice as fast at long lengths as all of them, half being masked."""
@@ -169,7 +172,9 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     """
     B, H, T, _ = q_BHTK.shape
     by_prefix = context.causal and encoding.prefix_consistent
-    rows = TRAINED_ROWS if torch.is_grad_enabled() else max(1, CHUNK_ELEMENTS // (B * H * T))
+    rows = TRAINED_ROWS
+    if not torch.is_grad_enabled():
+        rows = max(1, min(CHUNK_ELEMENTS // (B * H * T), max(TRAINED_ROWS, CACHED_ELEMENTS // (B * H * T))))
     if rows >= T:
         return _explicit(encoding, q_BHTK, k_BHTK, v_BHTK, context)
     # Contiguous, or each product would copy its part of them.

@@ -107,15 +107,16 @@ class Context:
 
     def prefix(self, length: int) -> "Context":
         """The same of the first tokens alone, with a memo of its own that all layers share."""
-        cut = self.with_(length=length, memo=self.memo.setdefault(("prefix", length), {}))
-        if self.positions is not None:
-            positions = self.positions[:length] if self.positions.dim() == 1 else self.positions[:, :length]
-            cut = cut.with_(positions=positions)
-        if self.x_BTD is not None:
-            cut = cut.with_(x_BTD=self.x_BTD[:, :length])
-        if self.tokens_BT is not None:
-            cut = cut.with_(tokens_BT=self.tokens_BT[:, :length])
-        return cut
+        positions = self.positions
+        if positions is not None:
+            positions = positions[:length] if positions.dim() == 1 else positions[:, :length]
+        return self.with_(
+            length=length,
+            positions=positions,
+            x_BTD=None if self.x_BTD is None else self.x_BTD[:, :length],
+            tokens_BT=None if self.tokens_BT is None else self.tokens_BT[:, :length],
+            memo=self.memo.setdefault(("prefix", length), {}),
+        )
 
     @property
     def uncut(self) -> "Context":

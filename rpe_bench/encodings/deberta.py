@@ -124,7 +124,7 @@ class DeBERTa(RelativeBias):
         return logits_BHQS
 
     def _tables(self, low: int, high: int, dtype: torch.dtype, context: Context) -> list[tuple[str, Tensor, int]]:
-        """Of each term the vectors of the offsets low..high, scaled, and the offset of the first, as the term sees it."""
+        """Of each term the vectors of the offsets low..high, scaled, and the first offset as the term sees it."""
         # Distances i - j, the negative of offsets.
         nearest, farthest = self._within(-high), self._within(-low)
         query_HMK, key_HMK = self._vectors(nearest, farthest, dtype, context)

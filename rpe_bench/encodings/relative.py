@@ -24,6 +24,9 @@ from rpe_bench.encodings.sinusoidal import angles
 TILE_ROWS = 32
 """Rows shifted at once. They meet Y + TILE_ROWS - 1 distinct offsets, against X + Y - 1 of all rows together."""
 
+KEY_ROWS = 16
+"""Keys shifted at once, of few queries: each meets Y + KEY_ROWS - 1 offsets."""
+
 
 class RelativeBias(Encoding):
     """A bias of terms with a vector of the offset: define `add`, which writes them onto the logits of content.
@@ -223,7 +226,7 @@ class _Tile(NamedTuple):
     """Rows start..stop-1 of logits or weights, and the columns begin..end-1 of theirs that are shifted: each row meets
     those before with the first row of the table, and those after, up to seen-1, with the last.
 
-    The shifted ones meet low..high-1, as rows of a table whose ends go on.
+    Shifted columns have consecutive offsets: `left` before the table rows low..high-1, then those, then `right` after.
     """
 
     start: int
@@ -233,6 +236,8 @@ class _Tile(NamedTuple):
     seen: int
     low: int
     high: int
+    left: int
+    right: int
 
 
 def _tiles(X: int, Y: int, M: int, shift: Shift) -> Iterator[_Tile]:
@@ -243,26 +248,13 @@ def _tiles(X: int, Y: int, M: int, shift: Shift) -> Iterator[_Tile]:
         # Of the columns that are of one end for every row, the last and the first count as shifted.
         begin = min(max(start - by, 0), seen - 1)
         end = min(max(stop - 1 + M - 1 - by, 0), seen - 1) + 1
-        low, high = begin - (stop - 1) + by, end - start + by
+        smallest, largest = begin - (stop - 1) + by, end - 1 - start + by
         if shift.masked:  # nothing is asked of offsets above 0; as many as columns are what a shift takes
-            high = min(high, max(1 - shift.first, low + end - begin))
-        yield _Tile(start, stop, begin, end, seen, low, high)
-
-
-def _window(table: Tensor, low: int, high: int) -> slice | Tensor:
-    """The index of the rows low..high-1 of a table whose ends go on."""
-    M = table.shape[-2]
-    if 0 <= low and high <= M:
-        return slice(low, high)
-    return torch.arange(low, high, device=table.device).clamp_(0, M - 1)
-
-
-def _add_to_rows(table: Tensor, rows: slice | Tensor, found: Tensor) -> None:
-    """table[..., rows, :] += found, of rows that may repeat."""
-    if isinstance(rows, slice):
-        table[..., rows, :] += found
-    else:
-        table.index_add_(-2, rows, found)
+            largest = min(largest, max(-shift.first, smallest + end - begin - 1))
+        low, high = min(max(smallest, 0), M - 1), min(max(largest, 0), M - 1) + 1
+        left = min(max(-smallest, 0), largest - smallest)
+        right = largest - smallest + 1 - left - (high - low)
+        yield _Tile(start, stop, begin, end, seen, low, high, left, right)
 
 
 def _by_row(scores_XN: Tensor, columns: int) -> Tensor:
@@ -280,8 +272,10 @@ def _place(logits_HBXY: Tensor, x_HBXK: Tensor, table: Tensor, shift: Shift) -> 
     X, Y = logits_HBXY.shape[2:]
     for tile in _tiles(X, Y, table.shape[-2], shift):
         rows = slice(tile.start, tile.stop)
-        window = table[..., _window(table, tile.low, tile.high), :]
-        scores, logits = _times(x_HBXK[:, :, rows], window.mT), logits_HBXY[:, :, rows]
+        scores, logits = _times(x_HBXK[:, :, rows], table[..., tile.low : tile.high, :].mT), logits_HBXY[:, :, rows]
+        if tile.left or tile.right:
+            ends = scores[..., :1].expand(-1, -1, -1, tile.left), scores[..., -1:].expand(-1, -1, -1, tile.right)
+            scores = torch.cat((ends[0], scores, ends[1]), dim=-1)
         logits[..., tile.begin : tile.end] += _by_row(scores, tile.end - tile.begin)
         if tile.begin:
             logits[..., : tile.begin] += scores[..., :1]
@@ -295,9 +289,13 @@ def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[_Tile
     for tile in _tiles(X, Y, M, shift):
         weights, N = weights_HBXY[:, :, tile.start : tile.stop], tile.high - tile.low
         # What lies outside the view by row stays zero. One number more a row, or rows of a masked tile would overlap.
-        by_offset = weights.new_zeros(*weights.shape[:3], N + 1)
+        by_offset = weights.new_zeros(*weights.shape[:3], tile.left + N + tile.right + 1)
         _by_row(by_offset, tile.end - tile.begin).copy_(weights[..., tile.begin : tile.end])
-        sums = by_offset[..., :N]
+        left, sums, right = by_offset.split((tile.left, N, tile.right + 1), dim=-1)
+        if tile.left:
+            sums[..., 0] += left.sum(-1)
+        if tile.right:
+            sums[..., -1] += right.sum(-1)
         if tile.begin:
             sums[..., 0] += weights[..., : tile.begin].sum(-1)
         if tile.end < tile.seen:
@@ -334,12 +332,11 @@ class _AddOfQueries(torch.autograd.Function):
         of_x = torch.empty_like(x_BHXK) if need_x else None
         of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
         for tile, sums in _collect(gradient.transpose(0, 1), table.shape[-2], ctx.shift):
-            rows, window = slice(tile.start, tile.stop), _window(table, tile.low, tile.high)
+            rows, held = slice(tile.start, tile.stop), slice(tile.low, tile.high)
             if of_x is not None:
-                of_x[:, :, rows] = _times(sums, table[..., window, :]).transpose(0, 1)
+                of_x[:, :, rows] = _times(sums, table[..., held, :]).transpose(0, 1)
             if of_table is not None:
-                found = _of_table(sums, x_BHXK[:, :, rows].transpose(0, 1), table.dim() == 3)
-                _add_to_rows(of_table, window, found)
+                of_table[..., held, :] += _of_table(sums, x_BHXK[:, :, rows].transpose(0, 1), table.dim() == 3)
         return gradient, of_x, of_table, None
 
 
@@ -351,11 +348,14 @@ class _AddOfKeys(torch.autograd.Function):
         ctx.save_for_backward(k_BHXK, table)
         ctx.by = by
         ctx.mark_dirty(logits_BHYX)
-        for tiles in _key_tiles(k_BHXK.shape[2], logits_BHYX.shape[2]):
-            windows = table[..., tiles.windows(table, by), :]
-            scores = tiles.of_keys(k_BHXK).flatten(2, 3) @ windows.mT
-            logits = tiles.of_logits(logits_BHYX)
-            logits += _by_row(scores.unflatten(2, (-1, tiles.rows)), tiles.Y)
+        tiles, ends = _key_tiles(k_BHXK.shape[2], logits_BHYX.shape[2], table.shape[-2], by)
+        for keys, row in ends:
+            logits_BHYX[..., keys] += (k_BHXK[:, :, keys] @ table[..., row, :, None]).mT
+        for part in tiles:
+            windows = table[..., part.windows(table, by), :]
+            scores = part.of_keys(k_BHXK).flatten(2, 3) @ windows.mT
+            logits = part.of_logits(logits_BHYX)
+            logits += _by_row(scores.unflatten(2, (-1, part.rows)), part.Y)
         return logits_BHYX
 
     @staticmethod
@@ -364,16 +364,24 @@ class _AddOfKeys(torch.autograd.Function):
         _, need_k, need_table, _ = ctx.needs_input_grad
         of_k = torch.empty_like(k_BHXK) if need_k else None
         of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
-        for tiles in _key_tiles(k_BHXK.shape[2], gradient.shape[2]):
-            placed, rows = tiles.of_logits(gradient), tiles.windows(table, ctx.by)
+        heads = () if table.dim() == 2 else (1,)
+        tiles, ends = _key_tiles(k_BHXK.shape[2], gradient.shape[2], table.shape[-2], ctx.by)
+        for keys, row in ends:
+            sums_BHX1 = gradient[..., keys].sum(2)[..., None]
+            if of_k is not None:
+                of_k[:, :, keys] = sums_BHX1 * table[..., row, None, :]
+            if of_table is not None:
+                of_table[..., row, :] += (sums_BHX1 * k_BHXK[:, :, keys]).sum([d for d in (0, 1, 2) if d not in heads])
+        for part in tiles:
+            placed, rows = part.of_logits(gradient), part.windows(table, ctx.by)
             by_offset = gradient.new_zeros(*placed.shape[:-1], rows.shape[1])  # outside the view it stays zero
-            _by_row(by_offset, tiles.Y).copy_(placed)
+            _by_row(by_offset, part.Y).copy_(placed)
             sums = by_offset.flatten(2, 3)
             if of_k is not None:
-                tiles.of_keys(of_k).copy_((sums @ table[..., rows, :]).unflatten(2, (-1, tiles.rows)))
+                part.of_keys(of_k).copy_((sums @ table[..., rows, :]).unflatten(2, (-1, part.rows)))
             if of_table is not None:
-                found_HnNK = sums.mT @ tiles.of_keys(k_BHXK).flatten(2, 3)
-                found = found_HnNK.sum(0) if table.dim() == 2 else found_HnNK
+                found_HnNK = sums.mT @ part.of_keys(k_BHXK).flatten(2, 3)
+                found = found_HnNK if heads else found_HnNK.sum(0)
                 of_table.index_add_(-2, rows.flatten(), found.flatten(-3, -2))
         return gradient, of_k, of_table, None
 
@@ -399,12 +407,18 @@ class _KeyTiles(NamedTuple):
         return rows.clamp_(0, table.shape[-2] - 1)
 
 
-def _key_tiles(X: int, Y: int) -> Iterator[_KeyTiles]:
-    rows = min(X, Y, TILE_ROWS)
-    rest = X - X % rows
-    yield _KeyTiles(0, rest, rows, Y)
-    if rest < X:
-        yield _KeyTiles(rest, X, X - rest, Y)
+def _key_tiles(X: int, Y: int, M: int, by: int) -> tuple[list[_KeyTiles], list[tuple[slice, int]]]:
+    """The keys that meet different rows of the table, in whole tiles and the rest; and those that meet an end of it
+    alone, with its row."""
+    start = min(max(by - (M - 1) + 1, 0), X)  # before it y - x + by is M - 1 or more
+    stop = min(max(Y - 1 + by, start), X)  # and from here on 0 or less
+    ends = [(slice(0, start), M - 1), (slice(stop, X), 0)]
+    rows = min(stop - start, Y, KEY_ROWS)
+    tiles = []
+    if rows:
+        last = stop - (stop - start) % rows
+        tiles = [_KeyTiles(start, last, rows, Y), _KeyTiles(last, stop, stop - last, Y)]
+    return [part for part in tiles if part.rows], [(keys, row) for keys, row in ends if keys.start < keys.stop]
 
 
 class _Mix(torch.autograd.Function):
@@ -412,8 +426,8 @@ class _Mix(torch.autograd.Function):
     def forward(ctx: Any, weights_BHXY: Tensor, v_BHYK: Tensor, table: Tensor, shift: Shift) -> Tensor:
         mixed, kept = weights_BHXY @ v_BHYK, []
         for tile, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
-            window = table[..., _window(table, tile.low, tile.high), :]
-            mixed[:, :, tile.start : tile.stop] += _times(sums, window).transpose(0, 1)
+            of_rows = _times(sums, table[..., tile.low : tile.high, :])
+            mixed[:, :, tile.start : tile.stop] += of_rows.transpose(0, 1)
             kept.append(sums)
         ctx.save_for_backward(weights_BHXY, v_BHYK, table, *kept)
         ctx.shift = shift
@@ -423,6 +437,7 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights_BHXY, v_BHYK, table, *kept = ctx.saved_tensors
         need_weights, need_v, need_table, _ = ctx.needs_input_grad
+        gradient = gradient.contiguous()  # or each product would copy it
         of_weights, of_v, of_table = None, None, None
         if need_weights:
             of_weights = gradient @ v_BHYK.mT
@@ -433,7 +448,6 @@ class _Mix(torch.autograd.Function):
             of_table = torch.zeros_like(table, memory_format=torch.contiguous_format)
             X, Y = weights_BHXY.shape[2:]
             for tile, sums in zip(_tiles(X, Y, table.shape[-2], ctx.shift), kept, strict=True):
-                rows = slice(tile.start, tile.stop)
-                found = _of_table(sums, gradient[:, :, rows].transpose(0, 1), table.dim() == 3)
-                _add_to_rows(of_table, _window(table, tile.low, tile.high), found)
+                mixed = gradient[:, :, tile.start : tile.stop].transpose(0, 1)
+                of_table[..., tile.low : tile.high, :] += _of_table(sums, mixed, table.dim() == 3)
         return of_weights, of_v, of_table, None

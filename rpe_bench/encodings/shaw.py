@@ -55,7 +55,9 @@ class Shaw(RelativeBias):
     def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         if self.keys is None:
             return logits_BHQS
-        return add_query_logits(logits_BHQS, q_BHQK, self.keys * self.scale, -self.k, context)
+        keys = self.keys
+        table = context.once((self, "keys"), lambda: keys * self.scale)
+        return add_query_logits(logits_BHQS, q_BHQK, table, -self.k, context)
 
     def value(self, weights_BHQS: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
         if self.values is None:

@@ -165,9 +165,16 @@ def test_keys_before_the_first_query_are_met(memory: int) -> None:
 
 def test_a_chunk_of_queries_costs_no_more_than_its_share() -> None:
     """Each key of a long sequence meets the offsets of the queries at hand, not those of all."""
-    (tiles,) = relative._key_tiles(4096, 16)
-    assert (tiles.start, tiles.stop) == (0, 4096)
+    (tiles,), ends = relative._key_tiles(4096, 16, 2 * 4096, 4096)
+    assert (tiles.start, tiles.stop) == (0, 4096) and not ends
     assert tiles.windows(torch.zeros(2 * 4096, 1), 4096).shape == (4096 // 16, 16 + 16 - 1)
+
+
+def test_keys_beyond_the_table_cost_a_product_each() -> None:
+    """Rows 0..9 of the table, 8 queries after 92 keys, and 50 keys more: key 92 is at the offset 0 of the first."""
+    (tiles, rest), ends = relative._key_tiles(150, 8, 10, 92)
+    assert ends == [(slice(0, 84), 9), (slice(99, 150), 0)]
+    assert (tiles.start, tiles.stop, rest.start, rest.stop) == (84, 92, 92, 99)
 
 
 def test_blocks_of_sines_then_of_cosines() -> None:

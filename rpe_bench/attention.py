@@ -136,13 +136,15 @@ def _of_rows(encoding: Encoding, context: Context, rows: slice) -> Context:
 
 def _masked_logits(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
     scores = logits(encoding, q_BHQK, k_BHSK, context)
-    if not context.causal:
+    hidden = context.hidden_QS
+    if hidden is None:
         return scores
-    first = context.rows.indices(context.length)[0] + 1  # of the keys that are hidden from any of these queries
-    later_QS = scores.new_full((scores.shape[2], context.length - first), -math.inf).triu()
-    if "bias" in encoding.changes() and not torch.compiler.is_compiling():  # a sum that nothing else has a use for
-        return cast(Tensor, _Hide.apply(scores, later_QS, first))
-    return scores + torch.nn.functional.pad(later_QS, (first, 0))
+    mask_QS = torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device).masked_fill(hidden, -math.inf)
+    if "bias" not in encoding.changes() or torch.compiler.is_compiling():
+        return scores + mask_QS
+    # A sum that nothing else has a use for. None of its columns up to that of the first query hides anything.
+    first = context.rows.indices(context.length)[0] + 1
+    return cast(Tensor, _Hide.apply(scores, mask_QS[:, first:], first))
 
 
 class _Hide(torch.autograd.Function):

@@ -136,18 +136,9 @@ class Record:
         resolved = config.as_dict()
         write_text(self.directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
         if config.logger.mode != "disabled":
-            from rpe_bench.wandb_mirror import WandbMirror  # without a mirror, no wandb
+            from rpe_bench.wandb_mirror import WandbMirror, about  # without a mirror, no wandb
 
-            self._mirror = WandbMirror(
-                config.run_id,
-                config.results_dir,
-                mode=config.logger.mode,
-                project=config.logger.project,
-                entity=config.logger.entity,
-                group=config.logger.group or config.task.name,
-                tags=[config.encoding.name, config.task.name, config.recipe.name, *config.logger.tags],
-                config=resolved,
-            )
+            self._mirror = WandbMirror(config.run_id, config.results_dir, mode=config.logger.mode, **about(resolved))
         if self.kept is not None:
             self._train = self.kept["train"]
             if self._mirror and self._train:
@@ -182,7 +173,9 @@ class Record:
                 put_in_place(self._config)
         finally:
             if self._mirror:
-                self._mirror.close(self._summary(error), exit_code=0 if error is None else 1)
+                # By now a run that was made beside a finished one is in its place.
+                directory = self.directory if self.directory.exists() else self._config.run_dir
+                self._mirror.close(self._summary(error), 0 if error is None else 1, directory)
 
     def train(self, row: Row) -> None:
         """Add one row to train.csv, which follows within FLUSH_SECONDS or at the end."""
@@ -256,7 +249,9 @@ class Record:
         write_text(self.directory / "run.json", json.dumps(self._facts, indent=2) + "\n")
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
-        facts = {key: value for key, value in self._facts.items() if value is not None and key != "run_id"}
+        from rpe_bench.wandb_mirror import summary
+
+        facts = summary(self._facts)
         return facts if error is None else {**facts, "exception": one_line(error)}
 
 

@@ -90,4 +90,4 @@ may stop early; and `examples`, which runs from before there was such a table la
 
 ON_DEMAND = frozenset({"examples"})
 """Tables longer than all others of a run together: reports read them of the runs that they compare example by example,
-and W&B is not given them."""
+and W&B has them among the run's files alone."""

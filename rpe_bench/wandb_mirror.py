@@ -1,40 +1,53 @@
-"""The W&B mirror of a run: the numbers of its CSV files as curves, tables and a summary.
+"""The W&B mirror of a run: the numbers of its CSV files as curves, tables and a summary, and the files themselves.
 
 A mirror and nothing more. It works in a thread of its own, so that no server, be it slow, absent or lost midway, holds
 up training; what goes wrong in it becomes one line on stderr, and the CSV files are complete whatever happens here.
 """
 
-import os
 import queue
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import wandb
 
+from rpe_bench import ledger
 from rpe_bench.errors import one_line
+from rpe_bench.schema import TABLES
+from rpe_bench.wandb_server import Server, confine, log_in
 
+Mode = Literal["online", "offline"]
 Row = dict[str, Any]
 
-INIT_SECONDS = 3.0
-"""How long an online run waits for the server, while training goes on, before it is made an offline one."""
 
-CLOSE_SECONDS = {"online": 3.5, "offline": 30.0}
-"""How long the end of a run waits for its mirror. Offline there is nothing to wait for but a busy machine."""
+@dataclass(frozen=True)
+class Patience:
+    """How many seconds a mirror may take."""
 
-FINISH_SECONDS = 2.0
-"""How long wandb goes on uploading once told to finish; at the exit of the process too, beyond CLOSE_SECONDS."""
+    init: float
+    """An online run waits so long for the server to know it."""
+    close: Mapping[Mode, float]
+    """The end of a run waits so long for its mirror."""
+    finish: float
+    """wandb goes on uploading for so long once told to finish; at the exit of the process too, beyond `close`."""
+
+
+TRAINING = Patience(init=2.5, close={"online": 3.0, "offline": 30.0}, finish=1.5)
+"""`init` passes while training goes on, and then the run becomes an offline one. With a server that is lost, the other
+two are what it costs: less than 5 s. Offline there is nothing to wait for but a busy machine."""
 
 AXES = {
     **dict.fromkeys(("train", "validation"), "step"),
     **dict.fromkeys(("eval", "training_set", "baselines", "floor"), "length"),
     **dict.fromkeys(("positions", "floor_positions"), "position"),
+    "slices": "value",
 }
 """Prefix of a curve's name -> what it is drawn against."""
 
@@ -51,33 +64,66 @@ def preload() -> None:
     import wandb.apis.public  # noqa: F401
 
 
-class WandbMirror:
-    """One W&B run. Nothing here raises, and nothing waits but `close`, for CLOSE_SECONDS of the mode at the most.
+def about(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Under what project, entity, group and tags a run is mirrored, by its config as plain data; and that config."""
+    logger, names = config["logger"], [config[group]["name"] for group in ("encoding", "task", "recipe")]
+    return {
+        "project": logger["project"],
+        "entity": logger["entity"],
+        "group": logger["group"] or config["task"]["name"],
+        "tags": [*names, *logger["tags"]],
+        "config": dict(config),
+    }
 
-    Online without a key, or without an answer from the server, it becomes an offline run and says so. The files are in
-    DIRECTORY/wandb, where `wandb sync` finds them; those of an earlier attempt at the same run are removed.
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run's run.json joins the scores in the summary."""
+    return {key: value for key, value in record.items() if value is not None and key != "run_id"}
+
+
+class WandbMirror:
+    """One W&B run. Nothing here raises, and nothing waits but `close`, for `patience.close` of the mode at the most.
+
+    Online without a key, or without an answer from the server, it becomes an offline run and says so. wandb's files are
+    in RESULTS_DIR/wandb; those of an earlier attempt at the same run are removed. A mirror that is complete, which for
+    an online one the server is asked, is noted in the ledger, and `rpe-bench wandb sync` passes over it.
+
+    Args:
+        instead: whether an offline run may take the place of one that cannot be had online.
+        root: where wandb's files are, in a folder "wandb"; RESULTS_DIR by default.
+
+    Attributes:
+        is_complete: whether all that was logged has arrived; known once closed.
     """
 
     def __init__(
         self,
         run_id: str,
-        directory: Path,
+        results_dir: Path,
         *,
-        mode: Literal["online", "offline"],
+        mode: Mode,
         project: str,
         entity: str | None,
         group: str,
         tags: Iterable[str],
         config: dict[str, Any],
+        patience: Patience = TRAINING,
+        instead: bool = True,
+        root: Path | None = None,
     ) -> None:
+        self.is_complete = False
         self._id = run_id
-        self._directory = directory
+        self._results_dir = results_dir
+        self._root = (root or results_dir).resolve()
         self._mode = mode
+        self._patience = patience
+        self._instead = instead
         self._identity: dict[str, Any] = {"project": project, "entity": entity, "group": group, "config": config}
         self._tags = list(dict.fromkeys(tags))
         self._scores: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._tables: dict[str, list[Row]] = {}
+        self._run_dir: Path | None = None
         self._exit_code = 1
         self._given_up = False
         self._inbox: queue.SimpleQueue[tuple[str, list[Row]] | None] = queue.SimpleQueue()
@@ -88,24 +134,28 @@ class WandbMirror:
         """Mirror rows of a table: those of "train" as they come, those of any other all at once."""
         self._inbox.put((table, rows))
 
-    def close(self, facts: dict[str, Any], exit_code: int) -> None:
-        """Finish the W&B run. `facts` join the scores in its summary; a non-zero exit code marks it as failed."""
+    def close(self, facts: dict[str, Any], exit_code: int, run_dir: Path | None = None) -> None:
+        """Finish the W&B run. `facts` join the scores in its summary; a non-zero exit code marks it as failed.
+
+        The files of `run_dir` become an artifact, but for the checkpoint, which takes more room than all others.
+        """
         self._facts = facts
         self._exit_code = exit_code
+        self._run_dir = run_dir
         self._inbox.put(None)
         waited_as = None
         while self._thread.is_alive() and waited_as != self._mode:  # it may become offline while waited for
             waited_as = self._mode
-            patience = CLOSE_SECONDS[waited_as]
+            patience = self._patience.close[waited_as]
             self._thread.join(patience)
         if self._thread.is_alive():
             self._given_up = True
-            self._warn(f"incomplete, not waited for any longer than {patience:g} s; the CSV files are complete")
+            self._warn(f"incomplete, not waited for any longer than {patience:g} s")
 
     def _work(self) -> None:
         before = tempfile.tempdir
         try:
-            folder = self._directory.resolve() / "wandb"
+            folder = self._root / "wandb"
             folder.mkdir(parents=True, exist_ok=True)
             # wandb keeps what it stages of tables until the process exits, and a forked one exits without clearing up.
             with tempfile.TemporaryDirectory(dir=folder, prefix=".scratch-") as tempfile.tempdir:
@@ -114,7 +164,7 @@ class WandbMirror:
         # is, it ends this thread alone and is told in a line.
         except Exception as error:
             if not self._given_up:
-                self._warn(f"incomplete after {one_line(error)}; the CSV files are complete")
+                self._warn(f"incomplete after {one_line(error)}")
         finally:
             tempfile.tempdir = before
 
@@ -128,41 +178,49 @@ class WandbMirror:
             for name, rows in self._tables.items():
                 data: list[Iterable[Any]] = [list(row.values()) for row in rows]
                 run.log({f"tables/{name}": wandb.Table(columns=list(rows[0]), data=data)})
+            if self._run_dir is not None:
+                run.log_artifact(artifact_of(self._id, self._run_dir))
         finally:
             run.finish(exit_code=self._exit_code)
+        place = Path(run.settings.sync_dir).name
+        if self._mode == "online":
+            # wandb itself takes a run for uploaded whose rows the server has refused.
+            server = Server.current()
+            if not server.holds(run.entity, run.project, self._id, self._facts, wait=self._patience.finish):
+                raise ValueError("the server lacks a part of it")
+            place = server.place(run.entity, run.project)
         self._tear_down()
+        self.is_complete = True
+        remember(self._results_dir, self._id, self._facts, place)
 
     def _start(self) -> wandb.Run:
-        # What wandb takes from the environment alone. Its reports on itself use the network even offline, and delay the
-        # exit by up to 12 s without one; what it stages for uploading would pile up in the home directory.
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        os.environ.setdefault("WANDB_DATA_DIR", str(self._directory.resolve() / "wandb"))
-        os.environ.setdefault("WANDB_CACHE_DIR", str(self._directory.resolve() / "wandb" / "cache"))
+        confine(self._root / "wandb")
         self._remove_earlier()
         if self._mode == "offline":
             return self._init("offline")
-        wandb.setup(wandb.Settings(mode="online", silent=True))
         try:
-            # Asked here, since wandb.init would ask for a key on the terminal.
-            if wandb.login(prompt=False, verify=False):
-                return self._init("online")
-            reason = "no API key"
+            if not log_in():
+                raise wandb.errors.AuthenticationError("no API key")
+            return self._init("online")
         except wandb.Error as error:
+            if not self._instead:
+                raise
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]  # advice on settings follows
         self._mode = "offline"  # from here on no server is waited for
         # Or else the service holds the id to be in use, by the run that did not start.
         self._tear_down()
         self._remove_earlier()
         run = self._init("offline")
-        self._warn(f"offline instead of online ({reason}); later, `wandb sync {run.settings.sync_dir}`")
+        self._warn(f"offline instead of online ({reason})")
         return run
 
-    def _init(self, mode: Literal["online", "offline"]) -> wandb.Run:
+    def _init(self, mode: Mode) -> wandb.Run:
         settings = wandb.Settings(
             console="off",
             silent=True,
-            init_timeout=INIT_SECONDS,
-            finish_timeout=FINISH_SECONDS,
+            init_timeout=self._patience.init,
+            finish_timeout=self._patience.finish,
+            finish_timeout_raises=True,
             save_code=False,
             disable_code=True,
             disable_git=True,
@@ -173,7 +231,7 @@ class WandbMirror:
         run = wandb.init(
             id=self._id,
             name=self._id,
-            dir=self._directory,
+            dir=self._root,
             job_type="train",
             tags=self._tags,
             mode=mode,
@@ -196,13 +254,15 @@ class WandbMirror:
             self._scores |= {
                 f"{table}/{column}_L{row['length']}": row[column]
                 for row in rows
-                for column in ("loss", "token_accuracy", "exact_match")
+                for column in ("loss", "perplexity", "token_accuracy", "exact_match")
             }
+        if table == "eval":
+            self._scores |= reach(rows, self._identity["config"]["recipe"]["train_length"])
         if table != "train" and rows:
             self._tables[table] = rows if len(rows) <= TABLE_ROWS else drawn
 
     def _remove_earlier(self) -> None:
-        for folder in (self._directory / "wandb").glob(f"*run-*-{self._id}"):
+        for folder in (self._root / "wandb").glob(f"*run-*-{self._id}"):
             shutil.rmtree(folder)
 
     def _tear_down(self) -> None:
@@ -211,24 +271,62 @@ class WandbMirror:
             wandb.teardown()
 
     def _warn(self, what: str) -> None:
-        print(f"rpe-bench: W&B mirror of {self._id}: {what}", file=sys.stderr, flush=True)
+        later = f"the CSV files are complete; later, `rpe-bench wandb sync {self._results_dir}`"
+        print(f"rpe-bench: W&B mirror of {self._id}: {what}; {later}", file=sys.stderr, flush=True)
+
+
+def artifact_of(run_id: str, run_dir: Path) -> wandb.Artifact:
+    """The files of a run directory but for its checkpoint, as they are: nothing is copied before it is uploaded."""
+    artifact = wandb.Artifact(run_id[-128:], type="run")  # the longest name; that of a run is unique by its end
+    for name in ("config.yaml", "run.json", *(f"{table}.csv" for table in TABLES)):
+        if (run_dir / name).exists():
+            artifact.add_file(str(run_dir / name), policy="immutable", skip_cache=True)
+    return artifact
+
+
+def reach(rows: list[Row], train_length: int, threshold: float = 0.9) -> dict[str, Any]:
+    """Of the rows of eval.csv, how far the run holds; nothing where no length from the training length on is there.
+
+    As `rpe_bench.report.statistics.effective_lengths` has it, whose import would cost a run more than its mirror does.
+    """
+    beyond = sorted((row["length"], row["exact_match"]) for row in rows if row["length"] >= train_length)
+    if not beyond:
+        return {}
+    held = [length for length, _ in takewhile(lambda point: point[1] >= threshold, beyond)]
+    longest = max(held, default=0)
+    return {
+        "effective_length": longest,
+        "effective_ratio": longest / train_length,
+        "effective_length_at_limit": len(held) == len(beyond),  # it may hold further than was measured
+    }
+
+
+def remember(results_dir: Path, run_id: str, record: Mapping[str, Any], place: str) -> None:
+    """Note in the ledger that the run as it was finished then has its mirror at a place."""
+    ledger.append(results_dir, "mirrored", run_id=run_id, made=record.get("finished"), place=place)
 
 
 def points(table: str, rows: list[Row]) -> Iterator[Row]:
     """The rows of a table as points of curves, each with its place on the axis; none for a table without curves.
 
-    Those by position have one curve a length (``positions/loss_L512``), and one point for all lengths at a position.
+    By position and by slice there is one curve a length (``positions/loss_L512``, ``slices/distance_accuracy_L512``),
+    and one point for all lengths at a place.
     """
-    if AXES.get(table) == "position":
-        for position, at_position in groupby(sorted(rows, key=_position), key=_position):
-            point = {"position": position}
-            for row in at_position:
+    axis = AXES.get(table)
+    if axis in ("position", "value"):
+
+        def place_of(row: Row) -> int:
+            return int(row[axis])
+
+        for place, at_place in groupby(sorted(rows, key=place_of), key=place_of):
+            point: Row = {axis: place}
+            for row in at_place:
+                kind = f"{row['slice']}_" if "slice" in row else ""
                 for column in ("loss", "perplexity", "accuracy"):
-                    if column in row:  # an ideal predictor has no accuracy
-                        point[f"{table}/{column}_L{row['length']}"] = row[column]
+                    if column in row:
+                        point[f"{table}/{kind}{column}_L{row['length']}"] = row[column]
             yield point
-    elif table in AXES:
-        axis = AXES[table]
+    elif axis is not None:
         for row in rows:
             values = {f"{table}/{key}": row[key] for key in row if key not in (axis, "split")}
             yield {axis: row[axis], **values}

@@ -22,6 +22,7 @@ MakeConfig = Callable[..., Config]
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: minutes rather than seconds; run by pytest -m long alone")
     config.addinivalue_line("markers", "slurm: needs a cluster; scripts/slurm_here.sh makes one of this machine")
+    config.addinivalue_line("markers", "wandb_server: skipped where a W&B server by others is not installed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,46 +1,40 @@
 """The W&B mirror: that it says what the CSV files say, and that nothing of it can stop, slow or change a run.
 
-Offline runs are read back with `wandb leet inspect`. What starts W&B does so in a forked process, as a sweep's jobs do,
-with none of the settings, keys or home directory of whoever runs the tests.
+Offline runs are read back with `wandb leet inspect`.
 """
 
-import csv
 import json
 import math
-import multiprocessing
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from wandb_runs import Mirrored, check_artifact, check_numbers, in_processes, read_csv, rows, stranger, write  # noqa: F401
 
-from rpe_bench import wandb_mirror
+from rpe_bench import ledger, wandb_mirror
 from rpe_bench.config import Config
-from rpe_bench.record import Record
-from rpe_bench.schema import TABLES
-from rpe_bench.wandb_mirror import AXES, WandbMirror, bin_positions, points, preload
+from rpe_bench.report.statistics import effective_lengths
+from rpe_bench.schema import ON_DEMAND, TABLES
+from rpe_bench.wandb_mirror import (
+    AXES,
+    TRAINING,
+    Patience,
+    WandbMirror,
+    bin_positions,
+    points,
+    reach,
+)
+
+pytestmark = pytest.mark.usefixtures("stranger")
 
 CURVES = {"loss", "perplexity", "accuracy"}
-
-
-@pytest.fixture(autouse=True)
-def _stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no settings, no home directory, no terminal and a working directory to be kept clean."""
-    for name in list(os.environ):
-        if name.startswith("WANDB_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", "/dev/null")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 @pytest.fixture
@@ -50,146 +44,32 @@ def config(make_config: Callable[..., Config]) -> Config:
     )
 
 
-def in_processes(*works: Callable[[], None]) -> None:
-    """Do all at once, each in a forked process of a parent that has only imported wandb."""
-    preload()
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=work) for work in works]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * len(works)
-
-
-def rows() -> dict[str, list[dict[str, Any]]]:
-    """A table of each kind, in numbers that rounding would change."""
-    lengths = [(8, "train_lengths"), (16, "train_lengths"), (64, "extrapolation")]
-    train = [(step, 64 * step, 1 / (3 * step), 1e-3 / step, 1 / 7, 1e5 / 3) for step in (50, 100, 150)]
-    evaluation = [(n, split, 640, 640 * n, 1 / n, math.exp(1 / n), 1 - 1 / n, 1 / 3) for n, split in lengths]
-    memorised = [(16, 2000, 2000, 1 / 7, math.exp(1 / 7), 1 - 1 / 7, 2 / 3)]
-    positions = [(n, p, 640, 1 / (p + n), math.exp(1 / (p + n)), 1 / (p + 1)) for n in (8, 16) for p in range(n, 2 * n)]
-    slices = [(8, "distance", d, 320, 320, 1 / d, 1 / (d + 1)) for d in (1, 2, 3)]
-    baselines = [(n, 1 / 3, 1 / n) for n in (8, 16, 64)]
-    tuples: dict[str, list[Any]] = {
-        "train": train,
-        "eval": evaluation,
-        "training_set": memorised,
-        "positions": positions,
-        "slices": slices,
-        "baselines": baselines,
-    }
-    return {name: [dict(zip(TABLES[name], row, strict=True)) for row in values] for name, values in tuples.items()}
-
-
-def write(config: Config, error: Exception | None = None) -> None:
-    """A run with the tables of `rows`, which at its end raises."""
-    tables = rows()
-    with Record(config) as record:
-        record.note(parameters=1234)
-        for row in tables.pop("train"):
-            record.train(row)
-        for name, of_table in tables.items():
-            record.table(name, of_table)
-        if error:
-            raise error
-
-
 def fail(config: Config) -> None:
     with pytest.raises(ValueError, match="too\nbad"):
         write(config, ValueError("too\nbad"))
 
 
-@dataclass
-class Mirrored:
-    """What W&B holds of one offline run."""
-
-    folder: Path
-    run: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
-    exit_code: int | None = None
-
-    @classmethod
-    def read(cls, results_dir: Path, run_id: str) -> "Mirrored":
-        (folder,) = (results_dir / "wandb").glob(f"*-{run_id}")
-        mirrored = cls(folder)
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        for record in map(json.loads, answer.stdout.splitlines()):
-            content = record.get(record["type"])
-            if record["type"] == "run":
-                mirrored.run = content
-            elif record["type"] == "metric":
-                mirrored.metrics[content.get("name") or content["glob_name"]] = content.get("step_metric")
-            elif record["type"] == "history":
-                mirrored.history.append({k: v for k, v in content["item"].items() if not k.startswith("_")})
-            elif record["type"] == "summary":
-                mirrored.summary |= content.get("update", {})
-            elif record["type"] == "exit":
-                mirrored.exit_code = content.get("exit_code", 0)
-        return mirrored
-
-    def curve(self, name: str, axis: str) -> dict[float, float]:
-        return {point[axis]: point[name] for point in self.history if name in point}
-
-    def table(self, name: str) -> list[dict[str, Any]]:
-        (file,) = (self.folder / "files" / "media" / "table" / "tables").glob(f"{name}_*.table.json")
-        content = json.loads(file.read_text())
-        return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
-
-
-def read_csv(config: Config, name: str) -> list[dict[str, Any]]:
-    def value(text: str) -> Any:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    with (config.run_dir / f"{name}.csv").open() as file:
-        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(file)]
-
-
-def test_it_holds_the_numbers_of_the_csv_files(config: Config) -> None:
+def test_it_says_what_the_run_directory_says(config: Config) -> None:
     in_processes(lambda: write(config))
     mirrored = Mirrored.read(config.results_dir, config.run_id)
-
-    train = read_csv(config, "train")
-    assert len(train) == 3
-    for column in list(TABLES["train"])[1:]:
-        assert mirrored.curve(f"train/{column}", "step") == {row["step"]: row[column] for row in train}
-    for prefix in ("eval", "training_set"):
-        chosen = read_csv(config, prefix)
-        for column in ("loss", "perplexity", "token_accuracy", "exact_match", "tokens", "examples"):
-            assert mirrored.curve(f"{prefix}/{column}", "length") == {row["length"]: row[column] for row in chosen}
-        assert all(mirrored.summary[f"{prefix}/exact_match_L{row['length']:g}"] == row["exact_match"] for row in chosen)
-    for column in ("chance", "majority"):
-        expected = {row["length"]: row[column] for row in read_csv(config, "baselines")}
-        assert mirrored.curve(f"baselines/{column}", "length") == expected
-    positions = read_csv(config, "positions")
-    for length in (8, 16):
-        for column in CURVES:
-            expected = {row["position"]: row[column] for row in positions if row["length"] == length}
-            assert mirrored.curve(f"positions/{column}_L{length}", "position") == expected
-    for name in ("eval", "training_set", "positions", "slices", "baselines"):
-        assert mirrored.table(name) == read_csv(config, name)
-
-
-def test_it_says_what_run_it_is(config: Config) -> None:
-    in_processes(lambda: write(config))
-    mirrored = Mirrored.read(config.results_dir, config.run_id)
+    check_numbers(mirrored, config.run_dir)
+    check_artifact(mirrored, config.run_dir)
     run = mirrored.run
     assert run["run_id"] == run["display_name"] == config.run_id
     assert run["project"] == "rpe_bench" and run["run_group"] == "copy" and run["job_type"] == "train"
     assert run["tags"] == ["alibi", "copy", "quick", "mine"]
     assert run["config"]["update"].items() >= config.as_dict().items()
-    axes = {"train": "step", "validation": "step", "eval": "length", "training_set": "length", "baselines": "length"}
-    axes |= {"floor": "length", "positions": "position", "floor_positions": "position"}
-    assert {name: axis for name, axis in mirrored.metrics.items() if axis} == {f"{k}/*": v for k, v in axes.items()}
+    assert {name: axis for name, axis in mirrored.metrics.items() if axis} == {f"{k}/*": v for k, v in AXES.items()}
     assert mirrored.summary["status"] == "finished" and mirrored.summary["parameters"] == 1234
     assert mirrored.exit_code == 0
     assert list(Path.cwd().iterdir()) == []
+    noted = [entry for entry in ledger.read(config.results_dir) if entry["event"] == "mirrored"]
+    assert [(entry["run_id"], entry["place"]) for entry in noted] == [(config.run_id, mirrored.folder.name)]
+
+
+def test_every_table_has_an_axis_that_is_one_of_its_columns() -> None:
+    assert AXES.keys() == TABLES.keys() - ON_DEMAND == rows().keys()
+    assert all(axis in TABLES[table] for table, axis in AXES.items())
 
 
 def test_jobs_at_once_each_have_a_run_of_their_own(config: Config, make_config: Callable[..., Config]) -> None:
@@ -211,15 +91,14 @@ def test_the_next_attempt_takes_the_place_of_a_failed_one(config: Config) -> Non
     assert Mirrored.read(config.results_dir, config.run_id).exit_code == 0
 
 
-def mirror(results_dir: Path, mode: Any = "online") -> WandbMirror:
+def mirror(results_dir: Path, mode: Any = "online", **options: Any) -> WandbMirror:
     names: dict[str, Any] = {"project": "p", "entity": None, "group": "g", "tags": [], "config": {"a": 1}}
-    return WandbMirror("task-encoding-quick-s0-01234567", results_dir, mode=mode, **names)
+    return WandbMirror("task-encoding-quick-s0-01234567", results_dir, mode=mode, **names, **options)
 
 
 def mirror_online(results_dir: Path) -> None:
-    wandb_mirror.INIT_SECONDS = 0.5
-    wandb_mirror.CLOSE_SECONDS["online"] = 60.0  # the machine may be busy; patience has a test of its own
-    online = mirror(results_dir)
+    # The machine may be busy; patience has a test of its own.
+    online = mirror(results_dir, patience=Patience(init=0.5, close={"online": 60.0, "offline": 60.0}, finish=10.0))
     online.log("baselines", [{"length": 8, "chance": 0.5, "majority": 0.75}])
     online.close({"status": "finished"}, exit_code=0)
 
@@ -229,8 +108,8 @@ def check_it_went_offline(results_dir: Path, stderr: str, reason: str) -> None:
     assert line.startswith("rpe-bench: W&B mirror of task-encoding-quick-s0-01234567: offline instead of online")
     assert reason in line
     mirrored = Mirrored.read(results_dir, "task-encoding-quick-s0-01234567")
-    assert f"`wandb sync {mirrored.folder}`" in line
-    assert mirrored.curve("baselines/chance", "length") == {8: 0.5}
+    assert f"later, `rpe-bench wandb sync {results_dir}`" in line
+    assert mirrored.curve("baselines/chance", "length") == {8: "0.5"}
     assert mirrored.exit_code == 0
 
 
@@ -261,7 +140,7 @@ def test_what_goes_wrong_in_wandb_is_one_line(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"rpe-bench: W&B mirror of {config.run_id}: incomplete after RuntimeError: out of order")
     assert json.loads((config.run_dir / "run.json").read_text())["status"] == "finished"
-    assert len(read_csv(config, "eval")) == 3
+    assert len(read_csv(config.run_dir, "eval")) == 3
 
 
 def test_a_run_that_cannot_be_continued_is_still_finished(
@@ -296,8 +175,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_hangs(
         raise RuntimeError("abandoned")
 
     monkeypatch.setattr(WandbMirror, "_start", hang)
-    monkeypatch.setitem(wandb_mirror.CLOSE_SECONDS, "offline", 0.1)
-    hung = mirror(tmp_path, "offline")
+    hung = mirror(tmp_path, "offline", patience=Patience(init=1, close={"online": 1, "offline": 0.1}, finish=1))
     hung.log("baselines", [{"length": 8, "chance": 0.5, "majority": 0.75}])
     started = time.monotonic()
     hung.close({}, exit_code=0)
@@ -312,7 +190,7 @@ def test_a_run_that_became_an_offline_one_is_waited_for_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Run:
-        settings = SimpleNamespace(sync_dir="there")
+        settings = SimpleNamespace(sync_dir="over/there")
         summary: dict[str, Any] = {}
         finished: int | None = None
 
@@ -328,16 +206,30 @@ def test_a_run_that_became_an_offline_one_is_waited_for_as_such(
     monkeypatch.setattr(WandbMirror, "_init", slowly)
     for name in ("setup", "login", "teardown"):  # a login without a key
         monkeypatch.setattr(wandb_mirror.wandb, name, lambda *_, **__: False)
-    monkeypatch.setitem(wandb_mirror.CLOSE_SECONDS, "online", 0.2)
-    mirror(tmp_path, "online").close({"status": "finished"}, exit_code=0)
+    patience = Patience(init=0.1, close={"online": 0.2, "offline": 60}, finish=1)
+    mirror(tmp_path, "online", patience=patience).close({"status": "finished"}, exit_code=0)
     assert run.finished == 0 and run.summary == {"status": "finished"}
     (line,) = capfd.readouterr().err.splitlines()
-    assert "offline instead of online (no API key)" in line
+    assert "offline instead of online (AuthenticationError: no API key)" in line
 
 
 def test_the_patience_with_a_server_is_five_seconds_in_all() -> None:
-    assert wandb_mirror.CLOSE_SECONDS["online"] + wandb_mirror.FINISH_SECONDS <= 5.5
-    assert wandb_mirror.INIT_SECONDS < wandb_mirror.CLOSE_SECONDS["online"]
+    assert TRAINING.close["online"] + TRAINING.finish <= 4.5
+    assert TRAINING.init < TRAINING.close["online"]
+
+
+def test_it_holds_as_far_as_the_reports_say() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        train_length, lengths = int(rng.integers(1, 40)), rng.choice(np.arange(1, 80), size=5, replace=False)
+        scores = rng.choice([0.2, 0.9, 0.95, 1.0], size=5, p=[0.2, 0.2, 0.3, 0.3])
+        evaluated = [{"length": int(n), "exact_match": float(m)} for n, m in zip(lengths, scores, strict=True)]
+        about = {"task_label": "t", "encoding_label": "e", "seed": 0, "train_length": train_length}
+        said = effective_lengths(pd.DataFrame(evaluated).assign(**about)).to_dict("records")
+        found = reach(evaluated, train_length)
+        assert list(found.values()) == [
+            one[key] for one in said for key in ("effective_length", "effective_ratio", "at_limit")
+        ]
 
 
 def position_rows(length: int, positions: range, loss: Callable[[int], float]) -> list[dict[str, Any]]:
@@ -377,19 +269,24 @@ def test_lengths_share_the_points_at_a_position() -> None:
     assert set(drawn[1]) == {"position"} | {f"positions/{column}_L{length}" for column in CURVES for length in (8, 16)}
 
 
+def test_slices_are_curves_by_their_value() -> None:
+    drawn = list(points("slices", rows()["slices"]))
+    assert [point["value"] for point in drawn] == [1, 2, 3]
+    assert drawn[1] == {
+        "value": 2,
+        "slices/distance_loss_L8": 1 / 2,
+        "slices/distance_accuracy_L8": 8 / 18,
+        "slices/distance_loss_L16": 1 / 2,
+        "slices/distance_accuracy_L16": 16 / 18,
+    }
+
+
 def test_floors_are_curves_beside_what_they_are_the_floor_of() -> None:
-    assert {axis for table, axis in AXES.items() if table.startswith("floor")} == {"length", "position"}
     rows = [{key: row[key] for key in TABLES["floor_positions"]} for row in position_rows(8, range(6), lambda p: 0.5)]
     drawn = list(points("floor_positions", bin_positions(rows, 3)))
     assert [point["position"] for point in drawn] == [1, 3, 5]
     curves = {"floor_positions/loss_L8": 0.5, "floor_positions/perplexity_L8": pytest.approx(math.exp(0.5))}
     assert drawn[0] == {"position": 1} | curves
-    (point,) = points("floor", [{"length": 8, "tokens": 9, "loss": 0.5, "perplexity": 1.6}])
-    assert point == {"length": 8, "floor/tokens": 9, "floor/loss": 0.5, "floor/perplexity": 1.6}
-
-
-def test_slices_have_no_curve() -> None:
-    assert list(points("slices", rows()["slices"])) == []
 
 
 def test_checks_of_early_stopping_are_drawn_against_steps() -> None:

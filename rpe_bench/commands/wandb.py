@@ -9,23 +9,22 @@ from rpe_bench.errors import ConfigError
 HELP = "mirror finished runs to Weights & Biases after the fact: rpe-bench wandb sync [RESULTS_DIR]"
 
 
+DESCRIPTION = """sync mirrors the finished runs of RESULTS_DIR that are not mirrored yet: their numbers as curves, tables
+and a summary, and their files as an artifact. Run it as often as you like: it goes on where it was cut short, and
+mirrors again what was run anew."""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    sync = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
-        "sync",
-        help="mirror the finished runs that are not mirrored yet",
-        description="""Mirrors the finished runs of RESULTS_DIR that are not mirrored yet: their numbers as curves,
-        tables and a summary, and their files as an artifact. Run it as often as you like: it goes on where it was cut
-        short, and mirrors again what was run anew.""",
-    )
-    sync.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
-    sync.add_argument(
+    parser.add_argument("action", choices=("sync",), metavar="ACTION", help="sync")
+    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument(
         "--mode",
         choices=("online", "offline"),
         default="online",
         help="offline leaves runs in RESULTS_DIR/wandb, for wandb's own `wandb sync`",
     )
-    sync.add_argument("--project", help="instead of the runs' own logger.project")
-    sync.add_argument("--entity", help="instead of the runs' own logger.entity")
+    parser.add_argument("--project", help="instead of the runs' own logger.project")
+    parser.add_argument("--entity", help="instead of the runs' own logger.entity")
 
 
 def main(parsed: Namespace) -> int:

@@ -36,12 +36,15 @@ class Patience:
     close: Mapping[Mode, float]
     """The end of a run waits so long for its mirror."""
     finish: float
-    """wandb goes on uploading for so long once told to finish; at the exit of the process too, beyond `close`."""
+    """wandb goes on uploading for so long once told to finish."""
 
 
-TRAINING = Patience(init=2.5, close={"online": 3.0, "offline": 30.0}, finish=1.5)
-"""`init` passes while training goes on, and then the run becomes an offline one. With a server that is lost, the other
-two are what it costs: less than 5 s. Offline there is nothing to wait for but a busy machine."""
+TRAINING = Patience(init=2.5, close={"online": 3.5, "offline": 30.0}, finish=3.5)
+"""`init` passes while training goes on, and then the run becomes an offline one. What a server that is lost costs is
+`close`, less than 5 s. Offline there is nothing to wait for but a busy machine."""
+
+LEAVE_SECONDS = 0.2
+"""Enough for wandb to forget its hook at the exit of the process."""
 
 AXES = {
     **dict.fromkeys(("train", "validation"), "step"),
@@ -150,6 +153,10 @@ class WandbMirror:
             self._thread.join(patience)
         if self._thread.is_alive():
             self._given_up = True
+            # At its exit the process would wait for wandb once more, unless another thread does so already.
+            leaving = threading.Thread(target=self._tear_down, name="wandb teardown", daemon=True)
+            leaving.start()
+            leaving.join(LEAVE_SECONDS)
             self._warn(f"incomplete, not waited for any longer than {patience:g} s")
 
     def _work(self) -> None:

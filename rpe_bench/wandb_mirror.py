@@ -1,4 +1,5 @@
-"""The W&B mirror of a run: the numbers of its CSV files as curves, tables and a summary, and the files themselves.
+"""The W&B mirror of a run: the numbers of its CSV files as curves, tables, a summary and figures, and the files
+themselves.
 
 A mirror and nothing more. It works in a thread of its own, so that no server, be it slow, absent or lost midway, holds
 up training; what goes wrong in it becomes one line on stderr, and the CSV files are complete whatever happens here.
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -17,10 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 import wandb
+from wandb.sdk import wandb_setup
 
 from rpe_bench import ledger
 from rpe_bench.errors import one_line
-from rpe_bench.schema import TABLES
 from rpe_bench.wandb_server import Server, confine, log_in
 
 Mode = Literal["online", "offline"]
@@ -34,14 +36,16 @@ class Patience:
     init: float
     """An online run waits so long for the server to know it."""
     close: Mapping[Mode, float]
-    """The end of a run waits so long for its mirror."""
+    """The end of a run waits so long for its mirror, by the mode that was asked for."""
     finish: float
     """wandb goes on uploading for so long once told to finish."""
 
 
-TRAINING = Patience(init=2.5, close={"online": 3.5, "offline": 30.0}, finish=3.5)
+TRAINING = Patience(init=2.5, close={"online": 3.8, "offline": 30.0}, finish=3.8)
 """`init` passes while training goes on, and then the run becomes an offline one. What a server that is lost costs is
-`close`, less than 5 s. Offline there is nothing to wait for but a busy machine."""
+`close`, and no more where the run became an offline one; with what importing wandb and its threads take from training,
+less than 5 s. A server that answers within 0.1 s has all by then. Offline there is nothing to wait for but a busy
+machine."""
 
 LEAVE_SECONDS = 0.2
 """Enough for wandb to forget its hook at the exit of the process."""
@@ -66,6 +70,8 @@ def preload() -> None:
     import pandas  # noqa: F401
     import wandb.apis.public  # noqa: F401
 
+    import rpe_bench.run_figure  # noqa: F401
+
 
 def about(config: Mapping[str, Any]) -> dict[str, Any]:
     """Under what project, entity, group and tags a run is mirrored, by its config as plain data; and that config."""
@@ -74,6 +80,7 @@ def about(config: Mapping[str, Any]) -> dict[str, Any]:
         "project": logger["project"],
         "entity": logger["entity"],
         "group": logger["group"] or config["task"]["name"],
+        "job_type": "train" if config["recipe"]["steps"] else "evaluate",
         "tags": [*names, *logger["tags"]],
         "config": dict(config),
     }
@@ -87,9 +94,10 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
 class WandbMirror:
     """One W&B run. Nothing here raises, and nothing waits but `close`, for `patience.close` of the mode at the most.
 
-    Online without a key, or without an answer from the server, it becomes an offline run and says so. wandb's files are
-    in RESULTS_DIR/wandb; those of an earlier attempt at the same run are removed. A mirror that is complete, which for
-    an online one the server is asked, is noted in the ledger, and `rpe-bench wandb sync` passes over it.
+    Online without a key, or without an answer from the server, it becomes an offline run and says so. Whatever goes
+    wrong, one line is all that is said. wandb's files are in RESULTS_DIR/wandb; those of an earlier attempt at the same
+    run are removed. A mirror that is complete, which for an online one the server is asked, is noted in the ledger, and
+    `rpe-bench wandb sync` passes over it.
 
     Args:
         instead: whether an offline run may take the place of one that cannot be had online.
@@ -108,6 +116,7 @@ class WandbMirror:
         project: str,
         entity: str | None,
         group: str,
+        job_type: str,
         tags: Iterable[str],
         config: dict[str, Any],
         patience: Patience = TRAINING,
@@ -120,15 +129,17 @@ class WandbMirror:
         self._root = (root or results_dir).resolve()
         self._mode = mode
         self._patience = patience
+        self._longest = patience.close[mode]
         self._instead = instead
-        self._identity: dict[str, Any] = {"project": project, "entity": entity, "group": group, "config": config}
+        self._identity: dict[str, Any] = {"project": project, "entity": entity, "config": config}
+        self._identity |= {"group": group, "job_type": job_type}
         self._tags = list(dict.fromkeys(tags))
         self._scores: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._tables: dict[str, list[Row]] = {}
         self._run_dir: Path | None = None
         self._exit_code = 1
-        self._given_up = False
+        self._word = threading.Lock()  # whoever takes it has said what went wrong
         self._inbox: queue.SimpleQueue[tuple[str, list[Row]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb mirror", daemon=True)
         self._thread.start()
@@ -146,18 +157,12 @@ class WandbMirror:
         self._exit_code = exit_code
         self._run_dir = run_dir
         self._inbox.put(None)
-        waited_as = None
-        while self._thread.is_alive() and waited_as != self._mode:  # it may become offline while waited for
-            waited_as = self._mode
-            patience = self._patience.close[waited_as]
-            self._thread.join(patience)
+        self._thread.join(self._longest)
         if self._thread.is_alive():
-            self._given_up = True
-            # At its exit the process would wait for wandb once more, unless another thread does so already.
-            leaving = threading.Thread(target=self._tear_down, name="wandb teardown", daemon=True)
+            self._warn(f"incomplete, not waited for any longer than {self._longest:g} s")
+            leaving = threading.Thread(target=self._abandon, name="wandb's end", daemon=True)
             leaving.start()
             leaving.join(LEAVE_SECONDS)
-            self._warn(f"incomplete, not waited for any longer than {patience:g} s")
 
     def _work(self) -> None:
         before = tempfile.tempdir
@@ -170,8 +175,7 @@ class WandbMirror:
         # wandb raises much that is not a wandb.Error, such as a bare Exception where its service refuses. Whatever it
         # is, it ends this thread alone and is told in a line.
         except Exception as error:
-            if not self._given_up:
-                self._warn(f"incomplete after {one_line(error)}")
+            self._warn(f"incomplete after {one_line(error)}")
         finally:
             tempfile.tempdir = before
 
@@ -181,12 +185,15 @@ class WandbMirror:
             while (item := self._inbox.get()) is not None:
                 self._draw(run, *item)
             run.summary.update(self._scores | self._facts)
-            # Last, since online each asks the server first: for long, where that is lost.
+            # Online, an artifact and each table ask the server first, so what is above is on its way by now. The
+            # artifact goes before tables, since its files take the most exchanges, all of which pass while those wait.
+            if self._run_dir is not None:
+                run.log_artifact(artifact_of(self._id, self._run_dir))
             for name, rows in self._tables.items():
                 data: list[Iterable[Any]] = [list(row.values()) for row in rows]
                 run.log({f"tables/{name}": wandb.Table(columns=list(rows[0]), data=data)})
-            if self._run_dir is not None:
-                run.log_artifact(artifact_of(self._id, self._run_dir))
+            if figures := self._figures():
+                run.log({f"figures/{name}": wandb.Image(str(path)) for name, path in figures.items()})
         finally:
             run.finish(exit_code=self._exit_code)
         place = Path(run.settings.sync_dir).name
@@ -239,7 +246,6 @@ class WandbMirror:
             id=self._id,
             name=self._id,
             dir=self._root,
-            job_type="train",
             tags=self._tags,
             mode=mode,
             reinit="create_new",  # never the unfinished run of an earlier job, nor one of a surrounding program
@@ -268,6 +274,20 @@ class WandbMirror:
         if table != "train" and rows:
             self._tables[table] = rows if len(rows) <= TABLE_ROWS else drawn
 
+    def _figures(self) -> dict[str, Path]:
+        """The run's scores, and what `rpe-bench attention` and its like have drawn in its directory by now."""
+        found = {}
+        if "eval" in self._tables:
+            from rpe_bench.run_figure import run_figure  # now, while others wait; it would take from training
+
+            found["scores"] = Path(tempfile.gettempdir()) / "scores.png"
+            train_length = self._identity["config"]["recipe"]["train_length"]
+            run_figure(self._id, self._tables, train_length).savefig(found["scores"])
+        if self._run_dir is not None:
+            pictures = (path for path in files_of(self._run_dir) if path.suffix == ".png")
+            found |= {path.relative_to(self._run_dir).with_suffix("").as_posix(): path for path in pictures}
+        return found
+
     def _remove_earlier(self) -> None:
         for folder in (self._root / "wandb").glob(f"*run-*-{self._id}"):
             shutil.rmtree(folder)
@@ -275,9 +295,22 @@ class WandbMirror:
     def _tear_down(self) -> None:
         """End wandb's service, which forked jobs would leave behind as zombies; not where others may be using it."""
         if wandb.run is None:
-            wandb.teardown()
+            with suppress(SystemExit):  # with the service's status, after all that counts
+                wandb.teardown()
+
+    def _abandon(self) -> None:
+        """Kill wandb's service. It would go on trying long after the run, one for each run of a sweep, and the process
+        would wait for it at its exit."""
+        if wandb.run is None:
+            with suppress(Exception):  # nothing more is to be said of a mirror that was given up
+                connection = wandb_setup.singleton()._connection
+                if connection is not None and connection._proc is not None:
+                    connection._proc._process.kill()
+                self._tear_down()
 
     def _warn(self, what: str) -> None:
+        if not self._word.acquire(blocking=False):
+            return
         later = f"the CSV files are complete; later, `rpe-bench wandb sync {self._results_dir}`"
         print(f"rpe-bench: W&B mirror of {self._id}: {what}; {later}", file=sys.stderr, flush=True)
 
@@ -285,10 +318,16 @@ class WandbMirror:
 def artifact_of(run_id: str, run_dir: Path) -> wandb.Artifact:
     """The files of a run directory but for its checkpoint, as they are: nothing is copied before it is uploaded."""
     artifact = wandb.Artifact(run_id[-128:], type="run")  # the longest name; that of a run is unique by its end
-    for name in ("config.yaml", "run.json", *(f"{table}.csv" for table in TABLES)):
-        if (run_dir / name).exists():
-            artifact.add_file(str(run_dir / name), policy="immutable", skip_cache=True)
+    for path in files_of(run_dir):
+        name = path.relative_to(run_dir).as_posix()
+        artifact.add_file(str(path), name, policy="immutable", skip_cache=True)
     return artifact
+
+
+def files_of(run_dir: Path) -> list[Path]:
+    """What a run directory holds, without its checkpoint and files that are being written."""
+    found = (path for path in run_dir.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return sorted(path for path in found if path != run_dir / "checkpoint.pt")
 
 
 def reach(rows: list[Row], train_length: int, threshold: float = 0.9) -> dict[str, Any]:

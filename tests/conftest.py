@@ -1,7 +1,8 @@
 """What tests of different modules share."""
 
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,18 @@ def make_config(tmp_path: Path) -> MakeConfig:
         return resolve(raw)
 
     return make
+
+
+@pytest.fixture
+def real_server(tmp_path: Path) -> Iterator[Any]:
+    """A `wandb_runs.Real`, which takes some seconds to start."""
+    from wandb_runs import Real  # here, since it imports wandb
+
+    program = shutil.which("openwandb")
+    if program is None:
+        pytest.skip("needs the program openwandb, which is not for commercial use, and so is no dependency")
+    server = Real(program, tmp_path / "server")
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -393,7 +393,7 @@ def test_what_is_by_example_is_written_and_not_mirrored(make_config, monkeypatch
         def log(self, table: str, rows: list[dict[str, Any]]) -> None:
             mirrored.append(table)
 
-        def close(self, facts: dict[str, Any], exit_code: int) -> None: ...
+        def close(self, facts: dict[str, Any], exit_code: int, run_dir: Path) -> None: ...
 
     monkeypatch.setattr("rpe_bench.wandb_mirror.WandbMirror", Mirror)
     config = make_config(overrides={"logger": catalogue.read("logger", "wandb")})

@@ -2,28 +2,34 @@
 
 import json
 import shutil
-import socket
 import sqlite3
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+import PIL.Image
 import pytest
-from wandb_fake import Fake, Rule, serving
-from wandb_runs import Mirrored, check_artifact, check_numbers, digits, in_processes, read_csv, stranger, write  # noqa: F401
+from wandb_fake import serving
+from wandb_runs import (
+    Mirrored,
+    Real,
+    check_artifact,
+    check_figures,
+    check_numbers,
+    digits,
+    online,
+    read_csv,
+    stranger,  # noqa: F401
+    sync,
+    unused_port,
+    write,
+)
 
 from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.locks import hold
-from rpe_bench.wandb_mirror import TRAINING, WandbMirror
+from rpe_bench.wandb_mirror import WandbMirror
 
 pytestmark = pytest.mark.usefixtures("stranger")
-SLACK = 4.0
-"""Seconds that a busy machine may take for what an idle one does at once."""
 Capture = pytest.CaptureFixture[str]
 
 
@@ -36,20 +42,6 @@ def configs(make_config: Callable[..., Config]) -> list[Config]:
     return made
 
 
-def sync(results_dir: Path, *options: str, status: int = 0) -> None:
-    """The command, in a process of its own."""
-
-    def work() -> None:
-        assert main(["wandb", "sync", str(results_dir), *options]) == status
-
-    in_processes(work)
-
-
-def online(monkeypatch: pytest.MonkeyPatch, server: Fake) -> None:
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-
-
 def everything_in(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -58,15 +50,19 @@ def test_offline_each_run_once(configs: list[Config], make_config: Callable[...,
     results_dir = configs[0].results_dir
     with pytest.raises(ValueError):
         write(make_config("sort", "rope"), ValueError("failed"))
+    for config in configs:  # as `rpe-bench attention` does
+        (config.run_dir / "attention").mkdir()
+        PIL.Image.new("RGB", (120, 80)).save(config.run_dir / "attention" / "distance.png")
     sync(results_dir, "--mode=offline", "--project=mine")
     assert capfd.readouterr().out.splitlines() == [
         *(f"{run_id}: mirrored" for run_id in sorted(config.run_id for config in configs)),
         "2 mirrored, 0 mirrored before; not finished: 1 failed",
     ]
-    for config in configs[:1]:
+    for config in configs:
         mirrored = Mirrored.read(results_dir, config.run_id)
         check_numbers(mirrored, config.run_dir)
         check_artifact(mirrored, config.run_dir)
+        check_figures(mirrored, "scores", "attention/distance")
         assert mirrored.run["project"] == "mine" and mirrored.run["run_group"] == "copy"
         assert mirrored.run["tags"] == [config.encoding.name, "copy", "quick", "mine"]
         assert mirrored.run["config"]["update"].items() >= config.as_dict().items()
@@ -83,7 +79,7 @@ def test_online_each_run_once_and_again_when_it_is_made_anew(
 ) -> None:
     results_dir = configs[0].results_dir
     with serving() as server:
-        online(monkeypatch, server)
+        online(monkeypatch, server.url)
         sync(results_dir)
         assert capfd.readouterr().out.splitlines()[-1] == "2 mirrored, 0 mirrored before"
         assert server.runs.keys() == {config.run_id for config in configs}
@@ -91,8 +87,9 @@ def test_online_each_run_once_and_again_when_it_is_made_anew(
             run = server.runs[config.run_id]
             assert run["state"] == "finished" and run["groupName"] == "copy" and "mine" in run["tags"]
             expected = [digits(row["exact_match"]) for row in read_csv(config.run_dir, "eval")]
-            assert run["files"].keys() == {path.name for path in config.run_dir.iterdir()} - {"checkpoint.pt"}
-            assert all((config.run_dir / name).read_bytes() == content for name, content in run["files"].items())
+            (files,) = run["artifacts"]["run"]
+            assert files.keys() == {path.name for path in config.run_dir.iterdir()} - {"checkpoint.pt"}
+            assert all((config.run_dir / name).read_bytes() == content for name, content in files.items())
             assert [digits(row["eval/exact_match"]) for row in run["history"] if "eval/exact_match" in row] == expected
         assert list((results_dir / "wandb").iterdir()) == []
 
@@ -122,7 +119,7 @@ def test_a_server_that_is_lost_midway_gets_the_rest_the_next_time(
 ) -> None:
     results_dir = configs[0].results_dir
     with serving() as server:
-        online(monkeypatch, server)
+        online(monkeypatch, server.url)
         first, second = sorted(config.run_id for config in configs)
         # Its key is revoked once the first run is there: the rows of the second are refused, and wandb says nothing.
         server.rule = lambda number, what: (401 if second in server.runs else 200, 0.0)
@@ -141,59 +138,19 @@ def test_a_server_that_is_lost_midway_gets_the_rest_the_next_time(
         assert server.runs[second]["state"] == "finished"
 
 
-FAULTS: dict[str, Rule] = {
-    "never answers": lambda number, what: (200, 600.0),
-    "is lost midway": lambda number, what: (200, 600.0 if number > 3 else 0.0),
-    "is slow": lambda number, what: (200, 2.0),
-    "does not know the key": lambda number, what: (401, 0.0),
-    "forgets the key": lambda number, what: (401 if number > 3 else 200, 0.0),
-    "is broken": lambda number, what: (500, 0.0),
-}
-
-
-def test_training_is_not_held_up_by_a_server_and_nothing_is_lost(
-    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
-    encodings = ("alibi", "rope", "nope", "t5", "kerple", "fire")
-    options = {"logger.name": "wandb", "logger.mode": "online"}
-    configs = dict(zip(FAULTS, (make_config("copy", name, options) for name in encodings), strict=True))
-
-    def work(fault: str) -> None:
-        with serving(FAULTS[fault]) as server:
-            online(monkeypatch, server)
-            started = time.monotonic()
-            write(configs[fault])
-            (tmp_path / fault).write_text(str(time.monotonic() - started))
-
-    in_processes(*(partial(work, fault) for fault in FAULTS))
-    lines = capfd.readouterr().err.splitlines()
-    for fault, config in configs.items():
-        assert float((tmp_path / fault).read_text()) < TRAINING.close["online"] + SLACK
-        (line,) = [line for line in lines if config.run_id in line]
-        assert line.startswith(f"rpe-bench: W&B mirror of {config.run_id}: ")
-        assert line.endswith(f"; the CSV files are complete; later, `rpe-bench wandb sync {config.results_dir}`")
-    assert len(lines) == len(FAULTS)
-    with serving() as server:
-        online(monkeypatch, server)
-        sync(config.results_dir)
-        assert capfd.readouterr().out.splitlines()[-1] == f"{len(FAULTS)} mirrored, 0 mirrored before"
-        assert {run["state"] for run in server.runs.values()} == {"finished"}
-
-
 def test_a_key_or_a_server_that_is_missing_is_said_before_anything_starts(
     configs: list[Config], monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     results_dir = configs[0].results_dir
     sync(results_dir, status=2)
     assert capfd.readouterr().err == "error: --mode=online: no API key (`wandb login`, or --mode=offline)\n"
-    with serving(lambda number, what: (401, 0.0)) as server:
-        online(monkeypatch, server)
+    with serving() as server:
+        online(monkeypatch, server.url, key="1" * 40)
         sync(results_dir, status=2)
         (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith(f"error: --mode=online: {server.url} does not know the API key")
-    with socket.socket() as bound:  # to a port on which nobody listens
-        bound.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{bound.getsockname()[1]}")
+    with unused_port() as port:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
         sync(results_dir, status=2)
         (line,) = capfd.readouterr().err.splitlines()
         assert "cannot be reached: [Errno 111] Connection refused (or --mode=offline)" in line
@@ -232,35 +189,12 @@ def test_a_run_that_cannot_be_read_leaves_the_others_alone(
     ]
 
 
-@pytest.fixture
-def real_server(tmp_path: Path) -> Iterator[Any]:
-    """A server that others have written, on a free port of 127.0.0.1."""
-    program = shutil.which("openwandb")
-    if program is None:
-        pytest.skip("needs the program openwandb, which is not for commercial use, and so is no dependency")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [program, "serve", "--host=127.0.0.1", f"--port={port}", f"--data-dir={tmp_path / 'server'}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield SimpleNamespace(url=f"http://127.0.0.1:{port}", files=tmp_path / "server")
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 @pytest.mark.wandb_server
 def test_a_server_that_others_have_written(
-    real_server: Any, configs: list[Config], monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    real_server: Real, configs: list[Config], monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     results_dir = configs[0].results_dir
-    online(monkeypatch, real_server)
+    online(monkeypatch, real_server.url)
     sync(results_dir)
     assert capfd.readouterr().out.splitlines()[-1] == "2 mirrored, 0 mirrored before"
     with sqlite3.connect(real_server.files / "openwandb.db") as database:
@@ -268,8 +202,7 @@ def test_a_server_that_others_have_written(
         artifacts = database.execute("select name from artifacts where artifact_type = 'run'").fetchall()
     assert sorted(artifacts) == sorted((config.run_id,) for config in configs)
     for config in configs:
-        (history,) = real_server.files.rglob(f"{config.run_id}/**/wandb-history.jsonl")
-        points = [json.loads(line) for line in history.read_text().splitlines() if line]
+        points = real_server.history(config.run_id)
         expected = [digits(row["exact_match"]) for row in read_csv(config.run_dir, "eval")]
         assert [digits(point["eval/exact_match"]) for point in points if "eval/exact_match" in point] == expected
     (results_dir / "ledger.jsonl").unlink()

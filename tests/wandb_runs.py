@@ -11,24 +11,43 @@ import json
 import math
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
+from wandb_fake import KEY
 
+from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.record import Record
 from rpe_bench.schema import TABLES
-from rpe_bench.wandb_mirror import AXES, preload
+from rpe_bench.wandb_mirror import AXES, Patience, WandbMirror, preload
+
+PATIENT = Patience(init=60.0, close={"online": 100.0, "offline": 100.0}, finish=60.0)
+"""For what is not about patience: the machine may be busy."""
+
+
+def patience(monkeypatch: pytest.MonkeyPatch, patience: Patience) -> None:
+    """That of the mirrors of all runs from now on."""
+    defaults = WandbMirror.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "patience", patience)
 
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key, no settings, no home directory, no terminal and a working directory to be kept clean."""
+    """No key, no settings, no home directory, no hurry, no terminal and a working directory to be kept clean."""
+    patience(monkeypatch, PATIENT)
     for name in list(os.environ):
         if name.startswith("WANDB_"):
             monkeypatch.delenv(name)
@@ -46,8 +65,63 @@ def in_processes(*works: Callable[[], None]) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0] * len(works)
+
+
+def sync(results_dir: Path, *options: str, status: int = 0) -> None:
+    """The command, in a process of its own."""
+
+    def work() -> None:
+        assert main(["wandb", "sync", str(results_dir), *options]) == status
+
+    in_processes(work)
+
+
+def online(monkeypatch: pytest.MonkeyPatch, url: str, key: str = KEY) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", url)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+
+
+@contextmanager
+def unused_port() -> Iterator[int]:
+    """A port of 127.0.0.1 on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+class Real:
+    """A server that others have written, on a port of 127.0.0.1.
+
+    Attributes: url; files, the folder that it keeps; process, while it runs.
+    """
+
+    def __init__(self, program: str, files: Path) -> None:
+        self.files = files
+        with unused_port() as self.port:
+            pass
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [program, "serve", "--host=127.0.0.1", f"--port={self.port}", f"--data-dir={files}"]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise TimeoutError(f"{self._command}: does not listen")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+    def history(self, run_id: str) -> list[dict[str, Any]]:
+        """What it has of a run's curves."""
+        (file,) = self.files.rglob(f"{run_id}/**/wandb-history.jsonl")
+        return [json.loads(line) for line in file.read_text().splitlines() if line]
 
 
 def rows() -> dict[str, list[dict[str, Any]]]:
@@ -78,17 +152,129 @@ def rows() -> dict[str, list[dict[str, Any]]]:
     return {name: [dict(zip(TABLES[name], row, strict=True)) for row in values] for name, values in tuples.items()}
 
 
-def write(config: Config, error: Exception | None = None) -> None:
-    """A run with the tables of `rows`, which at its end raises."""
+def write(
+    config: Config, error: Exception | None = None, midway: Callable[[Record], None] = lambda record: None
+) -> None:
+    """A run with the tables of `rows`, which at its end raises. midway: what happens after training."""
     tables = rows()
     with Record(config) as record:
         record.note(parameters=1234)
         for row in tables.pop("train"):
             record.train(row)
+        midway(record)
         for name, of_table in tables.items():
             record.table(name, of_table)
         if error:
             raise error
+
+
+def until_it_has_begun(record: Record) -> None:
+    """Wait until the mirror has passed on what it was given."""
+    mirror = record._mirror
+    assert mirror is not None
+    for _ in range(600):
+        if mirror._inbox.empty():
+            return
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+@dataclass
+class Cost:
+    """What a mirror costs the run whose process it is in, in seconds that a busy machine adds nothing to.
+
+    The thread that trains may wait for those of the mirror, with a limit, and for nothing else: it never enters wandb.
+    Beyond its limit a wait lasts only where the machine has no core to go on with.
+    """
+
+    waited: float = 0.0
+    """By the thread that trains, up to its own limits."""
+    cpu: float = 0.0
+    """Of the processor: by the thread that trains, in the mirror, and until the run ends by the mirror's own threads
+    and by wandb's process, which on a single core training would have to do without."""
+    entered: list[str] = field(default_factory=list)
+    """Functions of wandb that the thread that trains has called."""
+
+    @property
+    def total(self) -> float:
+        return self.waited + self.cpu
+
+
+@contextmanager
+def cost(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cost]:
+    """Of the one mirror that is made and closed within, by the thread that calls this."""
+    found = Cost()
+    training = threading.get_ident()
+
+    def others() -> float:
+        return time.process_time() - time.thread_time() + _of_children()
+
+    def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        call = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            of_training = threading.get_ident() == training
+            return (partial(wrapper, call) if of_training else call)(*arguments, **keywords)
+
+        patched.setattr(owner, name, wrapped)
+
+    def mirror(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return call(*arguments, **keywords)
+        finally:
+            found.cpu += time.thread_time() - began
+
+    def close(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        found.cpu += others() - before
+        return mirror(call, *arguments, **keywords)
+
+    def join(call: Callable[..., Any], thread: threading.Thread, timeout: float = math.inf) -> None:
+        began = time.monotonic()
+        call(thread, None if timeout == math.inf else timeout)
+        found.waited += min(timeout, time.monotonic() - began)
+
+    def enter(name: str) -> Callable[..., Any]:
+        def entering(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+            found.entered.append(name)
+            return call(*arguments, **keywords)
+
+        return entering
+
+    before = others()
+    with monkeypatch.context() as patched:
+        for name, wrapper in {"__init__": mirror, "log": mirror, "close": close}.items():
+            wrap(WandbMirror, name, wrapper)
+        wrap(threading.Thread, "join", join)
+        for owner, names in {wandb: ("setup", "login", "init", "teardown"), wandb.Run: ("log", "finish")}.items():
+            for name in names:
+                wrap(owner, name, enter(name))
+        yield found
+
+
+def _of_children() -> float:
+    """Seconds of the processor that this process's children have taken, those that live and those that have ended."""
+    ended = os.times()
+    living = sum(int(fields[11]) + int(fields[12]) for fields in _children())
+    return ended.children_user + ended.children_system + living / os.sysconf("SC_CLK_TCK")
+
+
+def _children() -> list[list[str]]:
+    """The fields of /proc/PID/stat, from the state on, of this process's children."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            found.append(stat.read_text().rpartition(")")[2].split())
+    return [fields for fields in found if int(fields[1]) == os.getpid()]
+
+
+def leaves_nothing_running() -> bool:
+    """Whether this process's children end."""
+    for _ in range(300):
+        if all(fields[0] == "Z" for fields in _children()):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @dataclass
@@ -185,9 +371,20 @@ def check_numbers(mirrored: Mirrored, run_dir: Path) -> None:
     assert mirrored.summary["effective_length"] == 16  # 64 is beyond, where 0.79 is right
 
 
+def check_figures(mirrored: Mirrored, *names: str) -> None:
+    """That it has pictures of those names."""
+    found = {key: value for point in mirrored.history for key, value in point.items() if key.startswith("figures/")}
+    assert {key.partition(".")[0] for key in found} == {f"figures/{name}" for name in names}
+    for name in names:
+        assert found[f"figures/{name}._type"] == "image-file"
+        content = (mirrored.folder / "files" / found[f"figures/{name}.path"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == found[f"figures/{name}.sha256"]
+
+
 def check_artifact(mirrored: Mirrored, run_dir: Path) -> None:
     """That it has every file of a run directory, with the bytes that are there, but for the checkpoint."""
     (artifact,) = [each for each in mirrored.artifacts if each["type"] == "run"]
     found = {entry["path"]: entry["digest"] for entry in artifact["manifest"]["contents"]}
-    files = [path for path in run_dir.iterdir() if path.name != "checkpoint.pt"]
-    assert found == {f.name: base64.b64encode(hashlib.md5(f.read_bytes()).digest()).decode() for f in files}
+    files = {path.relative_to(run_dir).as_posix(): path for path in run_dir.rglob("*") if path.is_file()}
+    files.pop("checkpoint.pt", None)
+    assert found == {n: base64.b64encode(hashlib.md5(f.read_bytes()).digest()).decode() for n, f in files.items()}

@@ -79,6 +79,7 @@ def workspace(entity: str, project: str, task: str | None = None) -> ws.Workspac
         "By task": by_length(TASK),
         "Within a sequence": in_detail(ENCODING),
         "Training": training(ENCODING),
+        "Each run": [wr.MediaBrowser(title="scores of each run", media_keys=["figures/scores"], num_columns=2)],
     }
     return ws.Workspace(
         name=f"Encodings on {task}" if task else "Encodings",

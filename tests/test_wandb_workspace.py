@@ -49,7 +49,7 @@ def test_its_sections_and_what_they_are_grouped_by(script: ModuleType) -> None:
     built = script.workspace("me", "mine")
     assert (built.entity, built.project, built.name) == ("me", "mine", "Encodings")
     names = [section.name for section in built.sections]
-    assert names == ["Overview", "By encoding", "By task", "Within a sequence", "Training"]
+    assert names == ["Overview", "By encoding", "By task", "Within a sequence", "Training", "Each run"]
     grouped = [{panel.groupby.name for panel in section.panels} for section in built.sections[1:3]]
     assert grouped == [{"encoding.name"}, {"task.name"}]
 

@@ -41,7 +41,7 @@ class Patience:
     """wandb goes on uploading for so long once told to finish."""
 
 
-TRAINING = Patience(init=2.5, close={"online": 3.8, "offline": 30.0}, finish=3.8)
+TRAINING = Patience(init=2.5, close={"online": 3.3, "offline": 30.0}, finish=3.3)
 """`init` passes while training goes on, and then the run becomes an offline one. What a server that is lost costs is
 `close`, and no more where the run became an offline one; with what importing wandb and its threads take from training,
 less than 5 s. A server that answers within 0.1 s has all by then. Offline there is nothing to wait for but a busy

@@ -235,7 +235,7 @@ def test_a_run_that_became_an_offline_one_is_waited_for_no_longer(
 
 
 def test_the_patience_with_a_server_is_five_seconds_in_all() -> None:
-    assert TRAINING.close["online"] + LEAVE_SECONDS <= 4.5
+    assert TRAINING.close["online"] + LEAVE_SECONDS <= 4  # a second is left for what imports and threads take
     assert TRAINING.init < TRAINING.close["online"]
 
 

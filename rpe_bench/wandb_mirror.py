@@ -140,6 +140,7 @@ class WandbMirror:
         self._run_dir: Path | None = None
         self._exit_code = 1
         self._word = threading.Lock()  # whoever takes it has said what went wrong
+        self._given_up = threading.Event()
         self._inbox: queue.SimpleQueue[tuple[str, list[Row]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb mirror", daemon=True)
         self._thread.start()
@@ -159,6 +160,7 @@ class WandbMirror:
         self._inbox.put(None)
         self._thread.join(self._longest)
         if self._thread.is_alive():
+            self._given_up.set()
             self._warn(f"incomplete, not waited for any longer than {self._longest:g} s")
             leaving = threading.Thread(target=self._abandon, name="wandb's end", daemon=True)
             leaving.start()
@@ -178,6 +180,8 @@ class WandbMirror:
             self._warn(f"incomplete after {one_line(error)}")
         finally:
             tempfile.tempdir = before
+            if not self.is_complete:
+                self._abandon()
 
     def _mirror(self) -> None:
         run = self._start()
@@ -229,6 +233,8 @@ class WandbMirror:
         return run
 
     def _init(self, mode: Mode) -> wandb.Run:
+        if self._given_up.is_set():
+            raise TimeoutError("nobody waits for it any longer")
         settings = wandb.Settings(
             console="off",
             silent=True,

@@ -235,9 +235,19 @@ def _view_of_bias(
         end = min(start + rows, T)
         keys = slice(end if context.causal else T)
         mask = bias_HN.as_strided((1, H, end - start, keys.stop), strides, bias_HN.storage_offset() + T - end)
+        if mask.device.type != "cpu":
+            mask = _aligned(mask)
         q, k, v = q_BHTK[:, :, start:end].flip(2), k_BHTK[:, :, keys], v_BHTK[:, :, keys]
         blocks.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).flip(2))
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
+
+
+def _aligned(mask_1HQS: Tensor) -> Tensor:
+    """The same numbers in memory of their own, each row at a multiple of 8: kernels of CUDA read a mask in such steps,
+    and copy or refuse one whose rows begin anywhere."""
+    S = mask_1HQS.shape[-1]
+    rows = mask_1HQS.new_empty(*mask_1HQS.shape[:-1], -(-S // 8) * 8)
+    return rows[..., :S].copy_(mask_1HQS)
 
 
 def _unfold(bias_HN: Tensor) -> Tensor:

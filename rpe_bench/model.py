@@ -34,7 +34,8 @@ class Attention(nn.Module):
 
     def heads_of(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input, (B, H, T, K) each, without any position."""
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(x_BTD).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return q, k, v
 
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:

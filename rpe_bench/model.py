@@ -1,6 +1,6 @@
 """A pre-norm Transformer on one page; a causal decoder or a bidirectional encoder, under any positional encoding.
 
-Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers.
+Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers, N tokens that are asked for.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -53,9 +53,12 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, context)
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context, asked_N: Tensor | None = None) -> Tensor:
+        """(B, T, D); or (N, D), of the tokens asked for alone."""
+        x = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, context)
+        if asked_N is not None:
+            x = x.flatten(0, 1).index_select(0, asked_N)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Transformer(nn.Module):
@@ -113,15 +116,25 @@ class Transformer(nn.Module):
     def _encodings(self) -> list[Encoding]:
         return cast(list[Encoding], list(self.encodings))  # a ModuleList knows no more than that they are modules
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, T, C). `positions`: None for 0..T-1, or (T,), (B, T) or (B, T, A)."""
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None, asked_N: Tensor | None = None) -> Tensor:
+        """Logits.
+
+        Args:
+            positions: None for 0..T-1, or (T,), (B, T) or (B, T, A).
+            asked_N: the tokens whose logits are wanted, by their indices among all B * T. What the last layer would do
+                for the others after its attention is left out, since it reaches nothing.
+
+        Returns:
+            (B, T, C); (N, C) where some are asked for.
+        """
         check_positions(positions, *tokens_BT.shape)
         encodings = self._encodings()
-        x_BTD = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
-        context = Context(tokens_BT.shape[1], self.causal, positions, device=x_BTD.device, tokens_BT=tokens_BT)
+        x = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
+        context = Context(tokens_BT.shape[1], self.causal, positions, device=x.device, tokens_BT=tokens_BT)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, encodings[layer % len(encodings)], context)
-        return self.answers(self.norm(x_BTD))
+            is_last = layer == len(self.blocks) - 1
+            x = block(x, encodings[layer % len(encodings)], context, asked_N if is_last else None)
+        return self.answers(self.norm(x))
 
 
 def build_model(config: "Config") -> Transformer:

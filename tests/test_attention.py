@@ -282,6 +282,21 @@ def test_the_mask_takes_memory_in_proportion_to_length(build, taken: Taken) -> N
     assert taken.masks or taken.calls["_explicit"]
 
 
+@pytest.mark.parametrize(("length", "rows"), [(99, 99), (1700, 106), (4000, 250), (40_000, 1024)])
+def test_blocks_of_a_causal_mask_grow_with_the_length(monkeypatch: pytest.MonkeyPatch, length: int, rows: int) -> None:
+    taken: list[int] = []
+
+    def note(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        taken.append(q.shape[2])
+        return v[:, :, : q.shape[2]]
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", note)
+    encoding = from_conf(Case("alibi", True))(1, True)
+    x = torch.zeros(1, 1, length, 4)
+    attend(encoding, x, x, x, Context(length, True))
+    assert taken == [rows] * (length // rows) + [length % rows] * (length % rows > 0)
+
+
 def test_layers_share_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within one forward pass the biases of a module are made once; two modules, and two passes, have their own."""
     encodings = [from_conf(Case("relative_bias", True))(2, True) for _ in range(2)]

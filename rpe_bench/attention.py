@@ -28,8 +28,8 @@ CACHED_ELEMENTS = 2**19
 the last or less. Of fewer than TRAINED_ROWS queries at a time more is lost than that gains."""
 
 BLOCK_ROWS = 256
-"""Queries that a causal mask is taken for at once; in long sequences a 16th of all, up to 1024. Half of the last keys of
-a block are masked for nothing, which favours few; the fused kernel is faster the more it is given."""
+"""Queries that a causal mask is taken for at once; in long sequences a 16th of all, up to 1024. Where a block meets its
+own keys, half of the work is for nothing, which favours few; the fused kernel is faster the more it is given."""
 
 TRAINED_ROWS = 32
 """Queries whose logits are held at once in training: of 16, 32, 64 and all the fastest. At 128 tokens it

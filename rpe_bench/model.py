@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rpe_bench.attention import attend
 from rpe_bench.encodings.base import Context, Encoding, check_positions
+from rpe_bench.linear import Linear
 from rpe_bench.seeds import torch_stream
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.out = Linear(dim, dim, bias=False)
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
         q, k, v = self.heads_of(x_BTD)
@@ -51,7 +52,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context, asked_N: Tensor | None = None) -> Tensor:
         """(B, T, D); or (N, D), of the tokens asked for alone."""
@@ -90,7 +91,7 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self.answers = nn.Linear(dim, classes, bias=False)
+        self.answers = Linear(dim, classes, bias=False)
         self.encodings = nn.ModuleList(encodings)
 
     @torch.no_grad()

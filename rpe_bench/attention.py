@@ -252,14 +252,18 @@ def _view_of_bias(
     _, H, T, _ = q_BHTK.shape
     bias_HN = encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype).detach()
     strides = (0, bias_HN.stride(0) if len(bias_HN) == H else 0, 1, 1)
-    rows = max(BLOCK_ROWS, min(T // 16, 1024)) if context.causal else T
+    rows = T
+    if context.causal:
+        in_training = torch.is_grad_enabled() and T > 2 * FUSED_ROWS
+        rows = FUSED_ROWS if in_training else max(BLOCK_ROWS, min(T // 16, 1024))
+    ends = [*range(rows, T, rows), T]
     blocks = []
-    for start in range(0, T, rows):
-        end = min(start + rows, T)
-        keys = slice(end if context.causal else T)
-        mask = bias_HN.as_strided((1, H, end - start, keys.stop), strides, bias_HN.storage_offset() + T - end)
-        q, k, v = q_BHTK[:, :, start:end].flip(2), k_BHTK[:, :, keys], v_BHTK[:, :, keys]
-        blocks.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).flip(2))
+    for end, q, k, v in zip(
+        ends, q_BHTK.split(rows, dim=2), _prefixes(k_BHTK, ends), _prefixes(v_BHTK, ends), strict=True
+    ):
+        size = (1, H, q.shape[2], k.shape[2])
+        mask = bias_HN.as_strided(size, strides, bias_HN.storage_offset() + T - end)
+        blocks.append(scaled_dot_product_attention(q.flip(2), k, v, attn_mask=mask, scale=scale).flip(2))
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
 

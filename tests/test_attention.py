@@ -350,8 +350,9 @@ def test_the_scale_of_an_encoding_is_used() -> None:
         given = setting(encoding, 9)
         plain = Encoding.content(encoding, given.q, given.k, given.context)
         torch.testing.assert_close(plain, 3 * given.q @ given.k.mT)
-        for enabled in (True, False):
+        for enabled, length in itertools.product((True, False), (9, 150)):
             with torch.set_grad_enabled(enabled):
+                given = setting(encoding, length)
                 assert_close(outcome(attend, encoding, given), outcome(reference, encoding, given), torch.float64)
 
 

@@ -1,6 +1,6 @@
 """A pre-norm Transformer on one page; a causal decoder or a bidirectional encoder, under any positional encoding.
 
-Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers.
+Shapes: B batch, T tokens, D width, H heads, K = D/H, V input token types, C answers, N tokens that are asked for.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rpe_bench.attention import attend
 from rpe_bench.encodings.base import Context, Encoding, check_positions
+from rpe_bench.linear import Linear
 from rpe_bench.seeds import torch_stream
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.out = Linear(dim, dim, bias=False)
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
         q, k, v = self.heads_of(x_BTD)
@@ -34,7 +35,8 @@ class Attention(nn.Module):
 
     def heads_of(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input, (B, H, T, K) each, without any position."""
-        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(x_BTD).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return q, k, v
 
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,11 +52,14 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
 
-    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, context)
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+    def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context, asked_N: Tensor | None = None) -> Tensor:
+        """(B, T, D); or (N, D), of the tokens asked for alone."""
+        x = x_BTD + self.attention(self.attention_norm(x_BTD), encoding, context)
+        if asked_N is not None:
+            x = x.flatten(0, 1).index_select(0, asked_N)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Transformer(nn.Module):
@@ -86,7 +91,7 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self.answers = nn.Linear(dim, classes, bias=False)
+        self.answers = Linear(dim, classes, bias=False)
         self.encodings = nn.ModuleList(encodings)
 
     @torch.no_grad()
@@ -112,15 +117,25 @@ class Transformer(nn.Module):
     def _encodings(self) -> list[Encoding]:
         return cast(list[Encoding], list(self.encodings))  # a ModuleList knows no more than that they are modules
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, T, C). `positions`: None for 0..T-1, or (T,), (B, T) or (B, T, A)."""
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None, asked_N: Tensor | None = None) -> Tensor:
+        """Logits.
+
+        Args:
+            positions: None for 0..T-1, or (T,), (B, T) or (B, T, A).
+            asked_N: the tokens whose logits are wanted, by their indices among all B * T. What the last layer would do
+                for the others after its attention is left out, since it reaches nothing.
+
+        Returns:
+            (B, T, C); (N, C) where some are asked for.
+        """
         check_positions(positions, *tokens_BT.shape)
         encodings = self._encodings()
-        x_BTD = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
-        context = Context(tokens_BT.shape[1], self.causal, positions, device=x_BTD.device, tokens_BT=tokens_BT)
+        x = encodings[0].embed(self.tokens(tokens_BT), positions, tokens_BT)
+        context = Context(tokens_BT.shape[1], self.causal, positions, device=x.device, tokens_BT=tokens_BT)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, encodings[layer % len(encodings)], context)
-        return self.answers(self.norm(x_BTD))
+            is_last = layer == len(self.blocks) - 1
+            x = block(x, encodings[layer % len(encodings)], context, asked_N if is_last else None)
+        return self.answers(self.norm(x))
 
 
 def build_model(config: "Config") -> Transformer:

@@ -132,11 +132,13 @@ def build(request: pytest.FixtureRequest) -> Callable[[int], Encoding]:
 
 @dataclass
 class Taken:
-    """What attention did: calls of each function, masks given to the fused kernel, rows of each explicit call."""
+    """What attention did: calls of each function, masks and queries given to the fused kernel, rows of each explicit
+    call."""
 
     calls: Counter[str] = field(default_factory=Counter)
     masks: list[Tensor | None] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    queries: list[int] = field(default_factory=list)
 
     def path(self) -> str:
         kinds = {name for name in self.calls if name != "scaled_dot_product_attention"}
@@ -154,6 +156,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
             record.calls[name] += 1
             if name == "scaled_dot_product_attention":
                 record.masks.append(kwargs.get("attn_mask"))
+                record.queries.append(args[0].shape[2])
             if name == "_explicit":
                 record.rows.append(args[1].shape[2])
             return original(*args, **kwargs)
@@ -282,6 +285,35 @@ def test_the_mask_takes_memory_in_proportion_to_length(build, taken: Taken) -> N
     assert taken.masks or taken.calls["_explicit"]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("length", "rows"), [(99, 99), (1700, 106), (4000, 250), (40_000, 1024)])
+def test_blocks_of_a_causal_mask_grow_with_the_length(monkeypatch: pytest.MonkeyPatch, length: int, rows: int) -> None:
+    taken: list[int] = []
+
+    def note(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        taken.append(q.shape[2])
+        return v[:, :, : q.shape[2]]
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", note)
+    encoding = from_conf(Case("alibi", True))(1, True)
+    x = torch.zeros(1, 1, length, 4)
+    attend(encoding, x, x, x, Context(length, True))
+    assert taken == [rows] * (length // rows) + [length % rows] * (length % rows > 0)
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi"])
+@pytest.mark.parametrize(("length", "rows"), [(1, [1]), (128, [128]), (129, [64, 64, 1]), (200, [64, 64, 64, 8])])
+def test_blocks_in_training(
+    taken: Taken, monkeypatch: pytest.MonkeyPatch, name: str, length: int, rows: list[int]
+) -> None:
+    monkeypatch.setattr(attention, "BLOCK_ROWS", 256)
+    encoding = from_conf(Case(name, True))(2, True)
+    given = setting(encoding, length, dtype=torch.float32)
+    found = outcome(attend, encoding, given)
+    assert taken.queries == rows
+    assert_close(found, outcome(reference, encoding, given), torch.float32)
+
+
 def test_layers_share_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within one forward pass the biases of a module are made once; two modules, and two passes, have their own."""
     encodings = [from_conf(Case("relative_bias", True))(2, True) for _ in range(2)]
@@ -318,8 +350,9 @@ def test_the_scale_of_an_encoding_is_used() -> None:
         given = setting(encoding, 9)
         plain = Encoding.content(encoding, given.q, given.k, given.context)
         torch.testing.assert_close(plain, 3 * given.q @ given.k.mT)
-        for enabled in (True, False):
+        for enabled, length in itertools.product((True, False), (9, 150)):
             with torch.set_grad_enabled(enabled):
+                given = setting(encoding, length)
                 assert_close(outcome(attend, encoding, given), outcome(reference, encoding, given), torch.float64)
 
 

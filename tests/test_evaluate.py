@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rpe_bench import catalogue, evaluate
 from rpe_bench.config import Config
-from rpe_bench.evaluate import answer_logits, loss_of, score, summarise
+from rpe_bench.evaluate import asked_logits, loss_of, score, summarise
 from rpe_bench.run import build_model
 from rpe_bench.run import evaluate as evaluate_run
 from rpe_bench.schema import TABLES
@@ -32,9 +32,9 @@ class Lookup(nn.Module):
         self.table = nn.Parameter(3 * torch.randn(T, V, C, generator=generator))
         self.given: list[tuple[int, Tensor | None, bool, bool]] = []
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None, asked_N: Tensor) -> Tensor:
         self.given.append((len(tokens_BT), positions, self.training, torch.is_grad_enabled()))
-        return self.table[torch.arange(T), tokens_BT]
+        return self.table[torch.arange(T), tokens_BT].flatten(0, 1)[asked_N]
 
 
 def made_up(readout: bool = False) -> Batch:
@@ -47,7 +47,7 @@ def made_up(readout: bool = False) -> Batch:
         return Batch.from_numpy(tokens, rng.integers(C, size=(B, 1)), slices, readout_BP=torch.from_numpy(pairs))
     targets = np.where(rng.random((B, T)) < 0.4, rng.integers(C, size=(B, T)), IGNORE)
     targets[:, 0], targets[:, 3] = IGNORE, 2
-    likeliest = Lookup()(torch.from_numpy(tokens)).argmax(-1).numpy()
+    likeliest = Lookup()(torch.from_numpy(tokens), None, torch.arange(B * T)).argmax(-1).view(B, T).numpy()
     targets[:4] = np.where(targets[:4] == IGNORE, IGNORE, likeliest[:4])  # four examples that are right throughout
     return Batch.from_numpy(tokens, targets, slices)
 
@@ -163,10 +163,24 @@ def test_a_model_that_is_certain_and_wrong_has_infinite_perplexity() -> None:
 
 def test_read_positions_are_summed_before_the_softmax() -> None:
     batch, model = made_up(readout=True), Lookup()
-    logits = answer_logits(model, batch)
-    assert logits.shape == (B, 1, C)
+    logits, asked = asked_logits(model, batch)
+    assert logits.shape == (B, C) and torch.equal(asked, torch.arange(B))
     token = batch.tokens_BT[0, 3]
-    torch.testing.assert_close(logits[0, 0], 2 * model.table[3, token])
+    torch.testing.assert_close(logits[0], 2 * model.table[3, token])
+
+
+def test_what_is_not_scored_is_not_asked_for() -> None:
+    """Nor has it a loss, in a chunk where something is scored or in one where nothing is."""
+    batch, model = made_up(), Lookup()
+    batch.targets_BT[5:8] = IGNORE
+    logits, asked = asked_logits(model, batch)
+    scored = batch.targets_BT != IGNORE
+    assert logits.shape == (int(scored.sum()), C)
+    assert torch.equal(asked, torch.arange(B * T)[scored.flatten()])
+    for rows in (slice(None), slice(5, 8)):
+        loss, right, found = score(model, batch.rows(rows), CPU)
+        assert torch.equal(found, scored[rows])
+        assert torch.equal(loss > 0, found) and not right[~found].any()
 
 
 # Evaluation of a run

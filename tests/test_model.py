@@ -184,3 +184,24 @@ def test_what_an_encoding_is_told() -> None:
     assert contexts[0].memo is contexts[1].memo
     model(tokens, positions)
     assert contexts[LAYERS].memo is not contexts[0].memo
+
+
+@pytest.mark.parametrize("asked", [[], [9], [0, 3, 4, 11], list(range(12)), [7, 7, 2]], ids=str)
+def test_the_tokens_asked_for_have_the_logits_and_gradients_that_they_have_among_all(asked: list[int]) -> None:
+    model = transformer().double()
+    model.reset_parameters(0)
+    tokens, rows = torch.randint(V, (2, 6)), torch.tensor(asked, dtype=torch.int64)
+    toward = torch.randn(len(asked), C, dtype=torch.float64)
+    outputs = model(tokens, None, rows), model(tokens).flatten(0, 1)[rows]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+    found, expected = (torch.autograd.grad((out * toward).sum(), list(model.parameters())) for out in outputs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_the_last_layer_does_no_more_than_is_asked_for() -> None:
+    model, widths = transformer(), []
+    for block in model.blocks:
+        block.mlp.register_forward_hook(lambda _, given, output: widths.append(tuple(output.shape)))
+    model(torch.zeros(2, 6, dtype=torch.int64), None, torch.tensor([1, 8, 9]))
+    assert widths == [(2, 6, DIM)] * (LAYERS - 1) + [(3, DIM)]

@@ -36,7 +36,7 @@ class Failing(Transformer):
 
     kind = ""
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None, asked_N: Tensor | None = None) -> Tensor:
         logits = 0.0 * super().forward(tokens_BT, positions)
         index = torch.arange(tokens_BT.shape[1])
         position = index if positions is None else positions
@@ -47,7 +47,7 @@ class Failing(Transformer):
             "length": 0.6 * (index / N - 1).clamp(min=0),
             "nothing": 0.0 * index,
         }[self.kind]
-        return logits
+        return logits if asked_N is None else logits.flatten(0, 1)[asked_N]
 
 
 @pytest.mark.parametrize("kind", CASES)

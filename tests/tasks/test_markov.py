@@ -142,11 +142,11 @@ class Predictor(torch.nn.Module):
         surprise = task.source.surprises[known]
         self.logits = torch.from_numpy(noise * rng.standard_normal(surprise.shape) - surprise)
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None, asked_N: Tensor) -> Tensor:
         context = torch.zeros_like(tokens_BT)
         for back in range(self.known):
             context[:, back:] += tokens_BT[:, : tokens_BT.shape[1] - back] * self.task.classes**back
-        return self.logits[context]
+        return self.logits[context].flatten(0, 1)[asked_N]
 
 
 def test_nothing_gets_below_the_floor() -> None:

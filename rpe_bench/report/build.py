@@ -79,12 +79,10 @@ def report_on(
     looks = looks_of(results.encoding_labels, highlight)
     earlier = _listed(out)
     kept = published(results)
-    report = Report(
-        text_tables(results),
-        _figures(kept, looks, out / "figures"),
-        _tables(kept, out / "tables"),
-        None if results_dir is None else write_dashboard(results, results_dir, out / PAGE),
-    )
+    drawn = _figures(kept, looks, out / "figures")
+    tables = _tables(kept, out / "tables")
+    dashboard = None if results_dir is None else write_dashboard(results, results_dir, out / PAGE)
+    report = Report(text_tables(results), drawn(), tables, dashboard)
     for stale in set(earlier) - set(report.paths):
         stale.unlink(missing_ok=True)
     names = [path.relative_to(out).as_posix() for path in report.paths]
@@ -169,47 +167,60 @@ def figures_of(results: Results, looks: Mapping[str, Style]) -> Iterator[tuple[s
             yield f"{stem}-learning", partial(learning_figure, results, task, looks)
 
 
-def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> list[Path]:
+def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> Callable[[], list[Path]]:
+    """Draw the figures, many of them in processes of their own; returns what waits for them and gives their files."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = list(figures_of(results, looks))
     workers = min(available_cores(), len(wanted) // _WORTH)
-    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
-        _draw_at_once(wanted, out, workers)
-    else:
-        for stem, make in wanted:
-            save_figure(make(), out / stem)
-    return [path for stem, _ in wanted for path in figure_paths(out / stem)]
-
-
-def _draw_at_once(wanted: Sequence[tuple[str, Callable[[], Figure]]], out: Path, workers: int) -> None:
-    """Draw figures in processes, each of which has the results from this one, as it was when they began. What one of
-    them raises is raised here."""
-
-    def draw(share: Sequence[tuple[str, Callable[[], Figure]]], told: Connection) -> None:
-        try:
-            for stem, make in share:
-                save_figure(make(), out / stem)
-        except Exception as error:
-            told.send(error)
-        told.close()
-
-    context = multiprocessing.get_context("fork")
     started = []
-    for number in range(workers):
-        listening, told = context.Pipe(duplex=False)
-        process = context.Process(target=draw, args=(wanted[number::workers], told))
-        process.start()
+    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+        started = [_Drawing(wanted[number::workers], out) for number in range(workers)]
+    else:
+        _draw(wanted, out)
+
+    def drawn() -> list[Path]:
+        for drawing in started:
+            drawing.wait()
+        return [path for stem, _ in wanted for path in figure_paths(out / stem)]
+
+    return drawn
+
+
+_Wanted = Sequence[tuple[str, Callable[[], Figure]]]
+
+
+def _draw(wanted: _Wanted, out: Path) -> None:
+    for stem, make in wanted:
+        save_figure(make(), out / stem)
+
+
+class _Drawing:
+    """Some figures that are being drawn in another process, which has the results from this one as they are now."""
+
+    def __init__(self, wanted: _Wanted, out: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        self._listening, told = context.Pipe(duplex=False)
+        self._process = context.Process(target=self._work, args=(wanted, out, told), daemon=True)
+        self._process.start()
         told.close()
-        started.append((process, listening))
-    failures = []
-    for process, listening in started:
+
+    @staticmethod
+    def _work(wanted: _Wanted, out: Path, told: Connection) -> None:
+        try:
+            _draw(wanted, out)
+        except Exception as error:  # whatever it is, it is raised where it is waited for
+            told.send(error)
+
+    def wait(self) -> None:
+        """Raises what went wrong there."""
+        problem: Exception | None = None
         with suppress(EOFError):
-            failures.append(listening.recv())
-        process.join()
-        if process.exitcode and not failures:
-            failures.append(RuntimeError(f"drawing figures ended with status {process.exitcode}"))
-    if failures:
-        raise failures[0]
+            problem = self._listening.recv()
+        self._process.join()
+        if problem is None and self._process.exitcode:
+            problem = RuntimeError(f"drawing figures ended with status {self._process.exitcode}")
+        if problem is not None:
+            raise problem
 
 
 def derived_tables(results: Results) -> dict[str, pd.DataFrame]:

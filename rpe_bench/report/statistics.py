@@ -60,13 +60,14 @@ def over_seeds(
     value: str,
     by: Sequence[str] = POINT,
     rng: np.random.Generator | None = None,
+    middle: bool = True,
 ) -> pd.DataFrame:
     """Number, mean and range of a column over the seeds, for every combination of `by`.
 
-    rows: one row for each seed and combination. rng: also the 95 % interval of the mean, the interquartile mean (that
-    of the middle half) and its interval, by the methods of `intervals`. Returns the columns of `by`, then n, mean, min,
-    max(, low, high, iqm, iqm_low, iqm_high), sorted by `by`. Where a value isn't finite for one seed, the mean isn't
-    either: no seed is dropped. ValueError where a seed comes twice.
+    rows: one row for each seed and combination. rng: also the 95 % interval of the mean, by the methods of `intervals`,
+    and, unless `middle` is false, the interquartile mean (that of the middle half) and its interval. Returns the
+    columns of `by`, then n, mean, min, max(, low, high(, iqm, iqm_low, iqm_high)), sorted by `by`. Where a value isn't
+    finite for one seed, the mean isn't either: no seed is dropped. ValueError where a seed comes twice.
     """
     rows = rows.sort_values([*by, "seed"])
     if (twice := rows.duplicated([*by, "seed"])).any():
@@ -77,7 +78,9 @@ def over_seeds(
     sizes = counts["n"].to_numpy(dtype=int)
     starts = np.cumsum(sizes) - sizes
     values = rows[value].to_numpy(dtype=float)
-    columns = ["mean", "min", "max", *(("low", "high", "iqm", "iqm_low", "iqm_high") if rng is not None else ())]
+    columns = ["mean", "min", "max"]
+    if rng is not None:
+        columns += ["low", "high", *(("iqm", "iqm_low", "iqm_high") if middle else ())]
     found = np.empty((len(sizes), len(columns)))
     # Every group of n seeds gets the same resamples, so that its interval doesn't hang on what else is in the table.
     key = None if rng is None else int(rng.integers(2**63))
@@ -89,8 +92,9 @@ def over_seeds(
             counts_SN = _resamples(int(n), key)
             least, most = BOUNDS.get(value, (-math.inf, math.inf))
             summary += [np.clip(end, least, most) for end in mean_interval(values_GN, counts_SN)]
-            summary.append(trimmed_mean(values_GN))
-            summary += [np.clip(end, least, most) for end in interquartile_interval(values_GN, counts_SN)]
+            if middle:
+                summary.append(trimmed_mean(values_GN))
+                summary += [np.clip(end, least, most) for end in interquartile_interval(values_GN, counts_SN)]
         found[chosen] = np.stack(summary, axis=1)
     return pd.concat([counts, pd.DataFrame(found, columns=columns)], axis="columns")
 

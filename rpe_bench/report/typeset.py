@@ -104,8 +104,7 @@ def task_pages(results: Results) -> list[Page]:
         columns += [*(["training set"] if extra is not None else []), "holds up to", "seeds"]
         caption = f"Token accuracy, {task_caption(results, task)}"
         if rows["n"].max() > 1:
-            single = in_order(rows.loc[rows["n"] == 1, "encoding_label"])
-            none = f" (none for {', '.join(single)}: 1 seed)" if single else ""
+            none = " (none of a single seed)" if rows["n"].min() == 1 else ""
             fewest = int(rows.loc[rows["n"] > 1, "n"].min())
             caption += f", with the 95 % interval of the mean{none}; {coverage_range('mean', fewest)}"
         else:

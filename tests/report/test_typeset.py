@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import load_results
 from rpe_bench.report.tables import leaderboard, text_tables
 from rpe_bench.report.typeset import AS_GOOD, BEST, Cell, latex, markdown, rendered, task_pages
@@ -41,6 +42,18 @@ def test_with_few_seeds_the_best_alone_is_marked_and_it_is_said_why(fabricate):
     (page,) = pages(fabricate, 3)
     assert {cell.mark for _, cells in page.rows for cell in cells if isinstance(cell, Cell)} == {"", BEST}
     assert "no difference could be significant" in page.caption
+    assert f"with the 95 % interval of the mean; {coverage_range('mean', 3)}." in page.caption
+
+
+def test_what_is_of_a_single_seed_is_said_to_have_no_interval(fabricate):
+    run = fabricate("copy", "rope", 0)
+    assert (
+        task_pages(load_results(run.parents[1]))[0].caption == "Token accuracy, trained up to 16, 1 seed, no interval."
+    )
+    fabricate("copy", "alibi", 0), fabricate("copy", "alibi", 1)
+    [page] = task_pages(load_results(run.parents[1]))
+    said = f"with the 95 % interval of the mean (none of a single seed); {coverage_range('mean', 2)}."
+    assert said in page.caption
 
 
 def test_latex_is_balanced_and_escaped(fabricate):

@@ -74,7 +74,8 @@ def make_runs(results: Path, count: int, encodings: int, tasks: int) -> None:
         for task in TASKS[:tasks]
         for place in range(min(REAL, encodings))
     }
-    sweep.run_pool([config for config in real.values() if not config.run_dir.exists()])
+    if waiting := [config for config in real.values() if not config.run_dir.exists()]:
+        sweep.run_pool(waiting)
     rng = np.random.default_rng(0)
     for number in range(count):
         (task, place), seed = pairs[number % len(pairs)], number // len(pairs)

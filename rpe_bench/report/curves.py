@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rpe_bench.report.coverage import coverage_range
+from rpe_bench.report.families import MOST
 from rpe_bench.report.figures import COLUMN, FADED, GREY, PAGE, Style
 from rpe_bench.report.layout import End, compose
 from rpe_bench.report.load import in_order
@@ -97,19 +98,32 @@ def side_by_side(axes: Axes, rows: pd.DataFrame, y: str, looks: Mapping[str, Sty
 
 
 def handles_of(rows: pd.DataFrame, y: str, looks: Mapping[str, Style], equal: Mapping[str, str]) -> list[Line2D]:
-    """What stands for each encoding in the legend; its number of seeds too where they differ, and of which line it
-    hides or is hidden by."""
-    seeds = rows.groupby("encoding_label")["seed"].nunique()
+    """What stands for each encoding in the legend; its number of seeds too where they differ, of many encodings where
+    it is not the usual one, and which line it hides or is hidden by."""
+    seeds, usual = _seeds(rows)
     finite = pd.Series(np.isfinite(rows[y].to_numpy(dtype=float))).groupby(rows["encoding_label"].to_numpy()).all()
     handles = []
     for label in [label for label in looks if label in seeds.index and not looks[label].faded]:
         text = f"{label} = {equal[label]}" if label in equal else label
-        if seeds.min() < seeds.max():
+        if seeds.min() < seeds.max() and seeds[label] != usual:
             text += f", {seeds[label]} seed{'s' if seeds[label] > 1 else ''}"
         if not finite[label]:
             text += ", not finite in places"
         handles.append(Line2D([], [], **looks[label].line(), markersize=3.6, label=text))
     return handles
+
+
+def _seeds(rows: pd.DataFrame) -> tuple[pd.Series, int | None]:
+    """How many seeds each encoding has, and what most of them have, where these are too many to say it of each."""
+    seeds = rows.groupby("encoding_label")["seed"].nunique()
+    return seeds, int(seeds.mode().max()) if len(seeds) > MOST else None
+
+
+def usual_seeds(rows: pd.DataFrame) -> str:
+    """How many seeds those have of which `handles_of` doesn't say it, for a caption; "" where all have as many."""
+    seeds, usual = _seeds(rows)
+    differ = usual is not None and seeds.min() < seeds.max()
+    return f"; {usual} seed{'s' if usual != 1 else ''} where the legend has no number" if differ else ""
 
 
 def equal_lines(parts: Sequence[pd.DataFrame], x: str, looks: Mapping[str, Style], log: bool = False) -> dict[str, str]:
@@ -272,8 +286,9 @@ def line_figure(
         panel.set_ylabel(labels[1])
     if len(panels) == 1:
         ends = ends_of(panels[0], own[0], points, x)
+        caption += usual_seeds(rows)
         compose(figure, panels, [*own[0], *shared], task, caption, height=1.95, lengths=lengths, ends=ends)
     else:
-        caption += "; grey: those of the other panels"
+        caption += f"{usual_seeds(rows)}; grey: those of the other panels"
         compose(figure, panels, shared, task, caption, height=1.4, lengths=lengths, columns=columns, own=own)
     return figure

@@ -75,7 +75,7 @@ def _by_position(rows: pd.DataFrame, floor: pd.DataFrame, task: str, looks: Mapp
     log_axis(panels, "perplexity", 1.0)
     for panel in panels[::columns]:
         panel.set_ylabel("perplexity")
-    caption = curves.caption_of(rows, "geometric mean")
+    caption = curves.caption_of(rows, "geometric mean") + curves.usual_seeds(rows)
     if len(titles) == 1:
         compose(figure, panels, [*own[0], *shared], task, caption, height=1.75)
     else:

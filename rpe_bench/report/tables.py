@@ -1,6 +1,7 @@
 """Tables: tidy ones for the next program, wide ones for a reader."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,8 @@ def text_tables(results: Results, width: int = 100) -> str:
 
 
 def notes(results: Results, named: int = 20) -> list[str]:
-    """How many runs there are of each status, and those that are in no average by name (the first few of each status).
+    """How many runs there are of each status; those that are in no average by name (the first few of each status); and
+    what one name is several configurations of.
 
     The table of runs names all of them.
     """
@@ -204,4 +206,17 @@ def notes(results: Results, named: int = 20) -> list[str]:
         lines += [f"{status}: {row.directory} ({row.reason})" for row in shown.itertuples()]
         if len(rows) > len(shown):
             lines.append(f"{status}: and {len(rows) - len(shown)} more")
-    return lines
+    return [*lines, *_kept_apart(results.task_labels, named), *_kept_apart(results.encoding_labels, named)]
+
+
+def _kept_apart(labels: Sequence[str], named: int) -> list[str]:
+    """`rope: 2 configurations, kept apart: rope, rope (base=500000)`, for each name that is several."""
+    by_name: dict[str, list[str]] = {}
+    for label in labels:
+        by_name.setdefault(label.partition(" (")[0], []).append(label)
+    return [
+        f"{name}: {len(of_name)} configurations, kept apart: "
+        + ", ".join([*of_name[:named], *([f"{len(of_name) - named} more"] if len(of_name) > named else [])])
+        for name, of_name in by_name.items()
+        if len(of_name) > 1
+    ]

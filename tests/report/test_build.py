@@ -166,6 +166,16 @@ def test_text_ends_with_what_was_left_out(results_dir):
     assert f"- {lines[-2]}" in markdown and "holds up to" in markdown
 
 
+def test_what_is_several_configurations_is_said_to_be_kept_apart(fabricate):
+    for base in (10_000.0, 500_000.0):
+        run = fabricate("copy", "rope", config={"encoding.base": base})
+    fabricate("copy", "alibi", config={"model.causal": False})
+    assert notes(load_results(run.parents[1]))[1:] == [
+        "copy: 2 configurations, kept apart: copy (causal=False), copy (causal=True)",
+        "rope: 2 configurations, kept apart: rope (base=10000), rope (base=500000)",
+    ]
+
+
 def test_wide_table_agrees_with_the_runs(results_dir):
     results = load_results(results_dir)
     table = wide_tables(results)["copy"]

@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from rpe_bench import ledger
 from rpe_bench.cli import main
 from rpe_bench.report import dashboard, load_results
 from rpe_bench.report.dashboard import dashboard_data, page, write_dashboard
@@ -106,6 +107,15 @@ def test_every_directory_is_listed_with_its_status_its_reason_and_its_config(res
     assert seeds.pop("notes") is None
     assert all(seed == re.search("-s([0-9])-", name)[1] for name, seed in seeds.items())
     assert "results_dir" not in data["configs"]  # a folder of this machine
+
+
+def test_a_run_that_is_missing_is_listed(fabricate):
+    run = fabricate()
+    ledger.append(run.parents[1], "sweep", runs=["copy-rope-quick-s1-00000000"])
+    data = data_of(run.parents[1])
+    assert listed(data["runs"]["status"]) == ["finished", "missing"] and "missing" in data["statuses"]
+    assert data["scores"][1] is None
+    json.dumps(data, allow_nan=False)
 
 
 def test_a_run_that_goes_on_has_the_curve_that_it_has_written_so_far(fabricate):

@@ -345,3 +345,13 @@ def test_a_single_encoding_of_its_kind_is_not_called_others():
     labels = ["learned", "sinusoidal", "rope", "xpos", "alibi", "t5", "kerple", "fire", "nope"]
     assert groups(labels)["without positions"] == ["nope"] and "others" not in groups(labels)
     assert groups([*labels, "mine"])["others"] == ["mine", "nope"]
+
+
+def test_of_many_encodings_the_usual_number_of_seeds_is_said_once(fabricate):
+    for number in range(9):
+        for seed in range(1 if number == 4 else 2):
+            run = fabricate("copy", f"e{number}", seed)
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "e4, 1 seed" in named and {f"e{n}" for n in (0, 1, 2, 3, 5, 6, 7, 8)} <= set(named)
+    assert "; 2 seeds where the legend has no number; grey" in " ".join(texts(figure))

@@ -109,6 +109,7 @@ def test_a_run_that_changed_in_any_way_is_read_again_and_no_other(results_dir, r
     shutil.rmtree(run)
     results, read = loaded()
     assert read == [] and run.name not in set(results.runs["directory"])
+    assert run.name not in kept.read(results_dir).directories
     config = yaml.safe_load((added / "config.yaml").read_text())
     (added / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
     results, read = loaded()

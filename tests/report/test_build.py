@@ -65,10 +65,11 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
     assert again == report
 
 
-def test_figures_are_the_same_when_processes_share_them(results_dir, tmp_path, monkeypatch):
+def test_figures_are_the_same_when_processes_share_them(fabricate, tmp_path, monkeypatch):
+    results_dir = fabricate().parents[1]
     alone = write_report(results_dir, tmp_path / "alone")
-    monkeypatch.setattr(build, "available_cores", lambda: 3)
-    monkeypatch.setattr(build, "_WORTH", 2)
+    monkeypatch.setattr(build, "available_cores", lambda: 2)
+    monkeypatch.setattr(build, "_WORTH", 1)
     draw = build._draw
     drawn = []
     monkeypatch.setattr(build, "_draw", lambda *given: drawn.append(given) or draw(*given))
@@ -78,7 +79,8 @@ def test_figures_are_the_same_when_processes_share_them(results_dir, tmp_path, m
         assert one.name == other.name and one.read_bytes() == other.read_bytes()
 
 
-def test_what_goes_wrong_in_a_process_that_draws_is_raised(results_dir, tmp_path, monkeypatch):
+def test_what_goes_wrong_in_a_process_that_draws_is_raised(fabricate, tmp_path, monkeypatch):
+    results_dir = fabricate().parents[1]
     monkeypatch.setattr(build, "available_cores", lambda: 2)
     monkeypatch.setattr(build, "_WORTH", 1)
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from io import BytesIO
@@ -184,7 +185,10 @@ def load_results(results_dir: str | Path) -> Results:
     root = Path(results_dir) / "runs"
     if not root.is_dir():
         raise ReportError(f"no runs in {results_dir}: there is no directory {root}")
-    runs, tables = _read_all(root)
+    try:
+        runs, tables = _read_all(root)
+    except PermissionError as error:
+        raise ReportError(f"no runs in {results_dir}: {root}: {error.strerror}") from error
     _label([run for run in runs if run.status == "finished"])
     used = np.array([run.status == "finished" for run in runs], dtype=bool)
     keys = pd.DataFrame([_keys(run) for run in runs if run.status == "finished"], columns=list(KEYS)).astype(KEYS)
@@ -242,8 +246,8 @@ def _read_all(root: Path) -> tuple[list[_Run], dict[str, Rows]]:
             parts += _read_tables(finished[start : start + _BATCH], runs, found, root, name)
         tables[name] = joined(parts or [Rows(_empty(TABLES[name]), np.empty(0, dtype="int64"))])
     changed = [number for number in fresh if _is_settled(found[runs[number].directory], began)]
-    gone = 0 if before is None else int((numbers < 0).sum())
-    if len(found) >= kept.WORTH and len(changed) + gone > kept.REWRITTEN * len(found):
+    gone = known.keys() - found.keys()
+    if len(found) >= kept.WORTH and len(changed) + len(gone) > kept.REWRITTEN * len(found):
         # One that may have been written again since within a tick of the clock has no stamp, and is read anew.
         unsettled = set(fresh) - set(changed)
         anew = kept.Kept(
@@ -273,9 +277,14 @@ def _directories(root: Path) -> dict[str, _Files | OSError]:
     with os.scandir(root) as entries:
         places = sorted((entry for entry in entries if _is_run(entry)), key=lambda entry: entry.name)
     for place in places:
+        inside: _Files = {}
         try:
             with os.scandir(place.path) as entries:
-                found[place.name] = {entry.name: entry.stat() for entry in entries if entry.name in _LOOKED_AT}
+                for entry in entries:
+                    if entry.name in _LOOKED_AT:
+                        with suppress(FileNotFoundError):  # a link to what is not there, or removed meanwhile
+                            inside[entry.name] = entry.stat()
+            found[place.name] = inside
         except FileNotFoundError as error:
             if place.is_symlink():
                 found[place.name] = error
@@ -306,7 +315,8 @@ def _missing(results_dir: Path, there: set[str]) -> list[_Run]:
     try:
         for entry in ledger.read(results_dir):
             if entry.get("event") == "sweep":
-                asked = [run_id for run_id in entry.get("runs", []) if isinstance(run_id, str)]
+                runs = entry.get("runs")
+                asked = [run_id for run_id in runs if isinstance(run_id, str)] if isinstance(runs, list) else []
     except OSError:
         return []  # what cannot be read asks for nothing
     reason = "the last sweep asked for it, and it has no directory"

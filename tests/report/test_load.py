@@ -1,6 +1,8 @@
 """What load_results makes of run directories of every kind."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -169,6 +171,34 @@ def test_a_link_to_what_is_not_there_is_counted(fabricate, tmp_path):
     results = load_results(run.parents[1])
     assert by_status(results) == {"finished": [run.name, "linked"], "unreadable": ["elsewhere"]}
     assert results.runs.set_index("directory")["reason"]["elsewhere"] == "a link to what is not there"
+
+
+def test_a_table_that_is_a_link_to_what_is_not_there_is_missed_by_its_run(fabricate, tmp_path):
+    run = fabricate("copy")
+    (run / "eval.csv").unlink()
+    (run / "eval.csv").symlink_to(tmp_path / "unmounted")
+    runs = load_results(run.parents[1]).runs
+    assert runs["status"].tolist() == ["unreadable"]
+    assert runs["reason"].tolist() == ["eval.csv: No such file or directory"]
+
+
+def test_directories_that_may_not_be_looked_into_are_named(fabricate, monkeypatch):
+    sound, closed = fabricate("copy", "alibi"), fabricate("copy", "rope")
+    scandir = os.scandir
+
+    def refused(path):
+        if os.fspath(path) == str(shut):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    shut = closed
+    results = load_results(sound.parents[1])
+    assert by_status(results) == {"finished": [sound.name], "unreadable": [closed.name]}
+    assert results.runs["reason"].tolist() == ["", "Permission denied"]
+    shut = closed.parent
+    with pytest.raises(ReportError, match=r"^no runs in .*results: .*runs: Permission denied$"):
+        load_results(sound.parents[1])
 
 
 def test_what_the_last_sweep_asked_for_and_is_not_there_is_missing(fabricate):

@@ -14,6 +14,7 @@ import pandas as pd
 
 from rpe_bench.errors import ConfigError
 from rpe_bench.files import write_text
+from rpe_bench.means import token_mean
 from rpe_bench.report.statistics import over_seeds
 from rpe_bench.stages import BEFORE, Step
 
@@ -86,11 +87,10 @@ def tidy(entries: Sequence[Entry], what: str) -> pd.DataFrame:
                 if part.hi > tokens or within.empty:
                     continue
                 weights = within["tokens"].to_numpy()
-                loss = float(np.average(within["loss"], weights=weights))
+                loss = token_mean(within["loss"], weights)
                 rows.append(
                     {**common, "part": part.name, "lo": part.lo, "hi": part.hi, "tokens": weights.sum(), "loss": loss}
-                    | {"perplexity": float(np.exp(loss))}
-                    | {"accuracy": float(np.average(within["accuracy"], weights=weights))}
+                    | {"perplexity": float(np.exp(loss)), "accuracy": token_mean(within["accuracy"], weights)}
                 )
     return pd.DataFrame(rows, columns=COLUMNS).rename(columns={"what": what})
 

@@ -23,6 +23,7 @@ from wandb.sdk import wandb_setup
 
 from rpe_bench import ledger
 from rpe_bench.errors import one_line
+from rpe_bench.means import token_mean
 from rpe_bench.wandb_server import Server, confine, log_in
 
 Mode = Literal["online", "offline"]
@@ -399,15 +400,15 @@ def bin_positions(rows: list[Row], most: int) -> list[Row]:
             continue
         for start in range(0, len(of_length), width):
             part = of_length[start : start + width]
-            tokens = np.array([row["tokens"] for row in part])
-            loss = float(np.average([row["loss"] for row in part], weights=tokens))
+            tokens = [row["tokens"] for row in part]
+            loss = token_mean([row["loss"] for row in part], tokens)
             with np.errstate(over="ignore"):  # infinite, as in the table itself
                 perplexity = float(np.exp(loss))
             middle = part[len(part) // 2]["position"]
-            row = {"length": length, "position": middle, "tokens": int(tokens.sum())}
+            row = {"length": length, "position": middle, "tokens": sum(tokens)}
             row |= {"loss": loss, "perplexity": perplexity}
             if "accuracy" in part[0]:
-                row["accuracy"] = float(np.average([row["accuracy"] for row in part], weights=tokens))
+                row["accuracy"] = token_mean([row["accuracy"] for row in part], tokens)
             binned.append(row)
     return binned
 

@@ -1,33 +1,40 @@
 """The report of a results directory: figures, tables and a page as files, and the text that a terminal shows."""
 
 import json
+import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rpe_bench.cores import available_cores
 from rpe_bench.report.cost import cost_figure, has_costs
 from rpe_bench.report.dashboard import write_dashboard
 from rpe_bench.report.extrapolation import extrapolation_figure
-from rpe_bench.report.figures import Style, digest, looks_of, save_figure
+from rpe_bench.report.figures import Style, digest, figure_paths, looks_of, save_figure
 from rpe_bench.report.heatmaps import distance_figure, has_distances
 from rpe_bench.report.learning import has_learning, learning_figure
-from rpe_bench.report.load import ReportError, Results, load_results
+from rpe_bench.report.load import ReportError, Results, load_results, read_csv
 from rpe_bench.report.overview import has_overview, overview_figure
 from rpe_bench.report.perplexity import perplexity_figure
 from rpe_bench.report.published import has_tables, published, read_tables, write_tables
 from rpe_bench.report.tables import accuracy_table, effective_table, leaderboard, notes, position_bins, text_tables
-from rpe_bench.report.typeset import RENDERED
+from rpe_bench.report.typeset import rendered
 
 MANIFEST = "report.json"
 """Lists the figures and tables of a report, and its page, beside them."""
 
 PAGE = "dashboard.html"
 """All runs to explore in a browser."""
+
+_WORTH = 8
+"""Figures that it takes for another process to be worth its start."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,10 @@ def report_on(
     looks = looks_of(results.encoding_labels, highlight)
     earlier = _listed(out)
     kept = published(results)
-    report = Report(
-        text_tables(results),
-        _figures(kept, looks, out / "figures"),
-        _tables(kept, out / "tables"),
-        None if results_dir is None else write_dashboard(results, results_dir, out / PAGE),
-    )
+    drawn = _figures(kept, looks, out / "figures")
+    tables = _tables(kept, out / "tables")
+    dashboard = None if results_dir is None else write_dashboard(results, results_dir, out / PAGE)
+    report = Report(text_tables(results), drawn(), tables, dashboard)
     for stale in set(earlier) - set(report.paths):
         stale.unlink(missing_ok=True)
     names = [path.relative_to(out).as_posix() for path in report.paths]
@@ -108,17 +113,16 @@ def not_following(results_dir: str | Path) -> list[str]:
         path = folder / "tables" / f"{name}.csv"
         if not path.exists() or not _same(_read_like(frame, path), frame):
             found.append(f"{path}: missing, or of other data")
-    for name, render in RENDERED.items():
+    for name, text in rendered(results).items():
         path = folder / "tables" / name
-        if not path.exists() or path.read_text(encoding="utf-8") != render(results):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             found.append(f"{path}: missing, or of other data")
     return found
 
 
 def _read_like(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """An encoding named "null" or "nan" is a name; only numbers can be missing."""
-    missing = {str(name): ["", "nan"] for name in frame.select_dtypes("number")}
-    return pd.read_csv(path, float_precision="round_trip", keep_default_na=False, na_values=missing)
+    """Only numbers can be missing."""
+    return read_csv(path, na_values={str(name): ["", "nan"] for name in frame.select_dtypes("number")})
 
 
 def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
@@ -163,9 +167,60 @@ def figures_of(results: Results, looks: Mapping[str, Style]) -> Iterator[tuple[s
             yield f"{stem}-learning", partial(learning_figure, results, task, looks)
 
 
-def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> list[Path]:
+def _figures(results: Results, looks: Mapping[str, Style], out: Path) -> Callable[[], list[Path]]:
+    """Draw the figures, many of them in processes of their own; returns what waits for them and gives their files."""
     out.mkdir(parents=True, exist_ok=True)
-    return [path for stem, make in figures_of(results, looks) for path in save_figure(make(), out / stem)]
+    wanted = list(figures_of(results, looks))
+    workers = min(available_cores(), len(wanted) // _WORTH)
+    started = []
+    if workers > 1 and "fork" in multiprocessing.get_all_start_methods():
+        started = [_Drawing(wanted[number::workers], out) for number in range(workers)]
+    else:
+        _draw(wanted, out)
+
+    def drawn() -> list[Path]:
+        for drawing in started:
+            drawing.wait()
+        return [path for stem, _ in wanted for path in figure_paths(out / stem)]
+
+    return drawn
+
+
+_Wanted = Sequence[tuple[str, Callable[[], Figure]]]
+
+
+def _draw(wanted: _Wanted, out: Path) -> None:
+    for stem, make in wanted:
+        save_figure(make(), out / stem)
+
+
+class _Drawing:
+    """Some figures that are being drawn in another process, which has the results from this one as they are now."""
+
+    def __init__(self, wanted: _Wanted, out: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        self._listening, told = context.Pipe(duplex=False)
+        self._process = context.Process(target=self._work, args=(wanted, out, told), daemon=True)
+        self._process.start()
+        told.close()
+
+    @staticmethod
+    def _work(wanted: _Wanted, out: Path, told: Connection) -> None:
+        try:
+            _draw(wanted, out)
+        except Exception as error:  # whatever it is, it is raised where it is waited for
+            told.send(error)
+
+    def wait(self) -> None:
+        """Raises what went wrong there."""
+        problem: Exception | None = None
+        with suppress(EOFError):
+            problem = self._listening.recv()
+        self._process.join()
+        if problem is None and self._process.exitcode:
+            problem = RuntimeError(f"drawing figures ended with status {self._process.exitcode}")
+        if problem is not None:
+            raise problem
 
 
 def derived_tables(results: Results) -> dict[str, pd.DataFrame]:
@@ -184,9 +239,9 @@ def _tables(results: Results, out: Path) -> list[Path]:
     for name, frame in derived_tables(results).items():
         paths.append(out / f"{name}.csv")
         frame.to_csv(paths[-1], index=False, lineterminator="\n")
-    for name, render in RENDERED.items():
+    for name, text in rendered(results).items():
         paths.append(out / name)
-        paths[-1].write_text(render(results), encoding="utf-8", newline="\n")
+        paths[-1].write_text(text, encoding="utf-8", newline="\n")
     return paths
 
 

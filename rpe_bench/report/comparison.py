@@ -15,7 +15,7 @@ interval is for fresh examples as well as fresh seeds (`fresh_low`, `fresh_high`
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,13 @@ def compare_runs(
     examples = load_examples(results_dir, finished["directory"])
     examples = examples.merge(finished[["directory", "encoding_label", "seed"]], on="directory", validate="many_to_one")
     found = compare(evaluations, task, a, b, metric, stream("compare", task, a, b, metric), examples)
-    # Labels are of finished runs alone; those that did not get so far are known by their names.
+    # Labels are of finished runs alone; those that did not get so far are known by their names, and some by nothing but
+    # their directory's.
     names = evaluations[(evaluations["task_label"] == task) & evaluations["encoding_label"].isin([a, b])]
-    left = runs[
-        (runs["status"] != "finished") & runs["task"].isin(names["task"]) & runs["encoding"].isin(names["encoding"])
-    ]
+    alike = runs["task"].isin(names["task"]) & runs["encoding"].isin(names["encoding"])
+    begins = tuple({f"{name.task}-{name.encoding}-" for name in names.itertuples()})
+    unknown = runs["task"].isna() & ((runs["status"] != "missing") | runs["directory"].str.startswith(begins))
+    left = runs[(runs["status"] != "finished") & (alike | unknown)]
     left_out = [f"{run.status}: {run.directory} ({run.reason})" for run in left.head(NAMED).itertuples()]
     if len(left) > NAMED:
         left_out.append(f"and {len(left) - NAMED} more runs that are not finished, or not to be used")
@@ -264,26 +266,40 @@ def against_best(evaluations: pd.DataFrame, metric: str, rng: np.random.Generato
     worse means nothing.
     """
     sign = 1 if HIGHER_IS_BETTER[metric] else -1
-    records = []
+    found: list[tuple[Any, pd.DataFrame, Any, dict[Any, np.ndarray]]] = []
     points: Any = evaluations.groupby(["task_label", "length", "ratio"], sort=True)
     for point, rows in points:
         table = rows.pivot(index="seed", columns="encoding_label", values=metric)
         means = table.mean()  # over the seeds that an encoding has
         best = means.index[int(np.argmax(sign * means.to_numpy()))]
         differences = {label: (table[label] - table[best]).dropna().to_numpy() for label in table if label != best}
-        p = [float(sign_flip_test(d[None], rng)[0]) if len(d) else math.nan for d in differences.values()]
-        corrected = dict(zip(differences, holm(np.array(p)), strict=True))
+        found.append((point, table, best, differences))
+    tested = _tested([d for _, _, _, differences in found for d in differences.values()], rng)
+    records = []
+    for point, table, best, differences in found:
+        corrected = dict(zip(differences, holm(np.array([next(tested) for _ in differences])), strict=True))
+        means, counts = table.mean().to_dict(), table.notna().sum().to_dict()
         for label in table:
             d = differences.get(label, np.empty(0))
             tell = label != best and len(d) > 0 and smallest_p(len(d)) * len(differences) <= ALPHA + 1e-12
             worse = label != best and bool(corrected[label] <= ALPHA + 1e-12)
-            count = int(table[label].notna().sum())
             p_holm = corrected.get(label, math.nan)
             records.append(
-                [point[0], label, *point[1:], count, means[label], label == best, len(d), p_holm, worse, tell]
+                [point[0], label, *point[1:], int(counts[label]), means[label], label == best, len(d), p_holm]
+                + [worse, tell]
             )
     columns = [*POINT, "n", "mean", "best", "pairs", "p_holm", "worse", "could_tell"]
     return pd.DataFrame(records, columns=columns).sort_values(list(POINT), ignore_index=True)
+
+
+def _tested(differences: Sequence[np.ndarray], rng: np.random.Generator) -> Iterator[float]:
+    """p of each by `sign_flip_test`, nan of none; as many pairs are tested together, by the same patterns."""
+    sizes = np.array([len(d) for d in differences], dtype=int)
+    p = np.full(len(differences), np.nan)
+    for n in np.unique(sizes[sizes > 0]):
+        chosen = np.flatnonzero(sizes == n)
+        p[chosen] = sign_flip_test(np.stack([differences[i] for i in chosen.tolist()]), rng)
+    return iter(p.tolist())
 
 
 def resolve(given: str, known: Sequence[str], what: str) -> str:

@@ -10,17 +10,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from rpe_bench.report.curves import fit_failures, of_task, others
-from rpe_bench.report.figures import GREY, PAGE, Style, looks_of, paper_style
+from rpe_bench.report.curves import coverage_over, fit_failures, intervals_over, of_task, others
+from rpe_bench.report.figures import PAGE, Style, looks_of, paper_style
 from rpe_bench.report.layout import compose
 from rpe_bench.report.load import Results
 from rpe_bench.report.statistics import over_seeds
-from rpe_bench.report.tables import baseline_table, count_seeds
+from rpe_bench.report.tables import baseline_table
 
 COSTS = {
     "milliseconds": "training time / ms per 1,000 tokens",
     "more_parameters": "parameters beyond the smallest model",
 }
+
+_FRONT: dict[str, Any] = {"color": "#bdbdbd", "linewidth": 2.5, "drawstyle": "steps-post"}
+"""Broad and faint, so that it is none of the bars."""
 
 
 def has_costs(results: Results, task: str) -> bool:
@@ -45,7 +48,8 @@ def costs(results: Results, task: str) -> pd.DataFrame:
     times["parameters"] = spent.groupby("encoding_label")["parameters"].median()
     rows = of_task(results.evaluations, task)
     longest = rows[rows["length"] == rows["length"].max()]
-    scores = over_seeds(longest, "token_accuracy", ("encoding_label", "length", "ratio"), np.random.default_rng(0))
+    by = ("encoding_label", "length", "ratio")
+    scores = over_seeds(longest, "token_accuracy", by, np.random.default_rng(0), middle=False)
     found = scores[["encoding_label", "length", "ratio", "n", "mean", "low", "high"]].join(times, on="encoding_label")
     found = found.dropna(subset=["milliseconds", "parameters"]).reset_index(drop=True)
     found["more_parameters"] = found["parameters"] - found["parameters"].min()
@@ -84,7 +88,7 @@ def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None =
                 _mark(panel, point, cost, looks[label])
             front = table[table[f"front_{cost}"]].sort_values(cost)
             # On to the right edge: whatever costs more is still no worse than that.
-            panel.plot(front[cost], front["mean"], color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1.5)
+            panel.plot(front[cost], front["mean"], **_FRONT, zorder=1.2)
             panel.axhline(chance, color="#404040", linestyle=(0, (4, 2)), linewidth=0.8, zorder=1.4)
             panel.set_xlabel(name)
             if cost == "milliseconds":
@@ -100,7 +104,7 @@ def cost_figure(results: Results, task: str, looks: Mapping[str, Style] | None =
             if not looks[label].faded
         ]
         handles += others(looks, set(labels))
-        handles.append(Line2D([], [], color=GREY, linewidth=0.8, drawstyle="steps-post", label="Pareto front of means"))
+        handles.append(Line2D([], [], **_FRONT, label="Pareto front of means"))
         handles.append(Line2D([], [], color="#404040", linestyle=(0, (4, 2)), linewidth=0.8, label="chance"))
         compose(figure, panels, handles, task, _caption(results, task, rows, table), height=1.75)
     return figure
@@ -129,13 +133,10 @@ def _mark(axes: Axes, point: pd.Series, cost: str, look: Style) -> None:
 
 
 def _caption(results: Results, task: str, rows: pd.DataFrame, table: pd.DataFrame) -> str:
-    seeds = count_seeds(rows)
-    ratio = table["ratio"].iloc[0]
-    text = f"at {ratio:.4g}× the training length; "
-    if seeds == "1 seed":
-        text += "1 seed, no interval"
-    else:
-        text += f"mean and 95 % interval over {seeds}, median and range of their times"
+    rows = rows[rows["encoding_label"].isin(table.index)]
+    text = f"at {table['ratio'].iloc[0]:.4g}× the training length; {intervals_over(rows)}"
+    if rows.groupby("encoding_label")["seed"].nunique().max() > 1:
+        text += f", median and range of their times{coverage_over(rows)}"
     finished = of_task(results.runs[results.runs["status"] == "finished"], task)
     where = finished[["device", "threads"]].drop_duplicates()
     if len(where) > 1:

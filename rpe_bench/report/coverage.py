@@ -172,3 +172,21 @@ def coverage_line(statistic: str, n: int) -> str:
     parts = [f"{100 * found[shape]:.0f} % for {words[shape]}" for shape in found if "fail" not in shape]
     parts += [f"{100 * found[shape]:.0f} % where {words[shape]}" for shape in found if "fail" in shape]
     return f"measured coverage of a 95 % interval of {n} seeds: {', '.join(parts)}"
+
+
+def coverage_range(statistic: str, n: int) -> str:
+    """`coverage_line` for a caption: the least and the most over the shapes of seeds that all fit, and of those where
+    some do not; "" for one seed, which has no interval."""
+    found = coverage_of(statistic, n)
+    if not found:
+        return ""
+    fit, fail = ([found[shape] for shape in found if ("fail" in shape) == failing] for failing in (False, True))
+    return (
+        f"in simulations, such intervals of {n} seeds held the true mean {_span(fit)} of the time, "
+        f"{_span(fail)} where some seeds fail"
+    )
+
+
+def _span(shares: list[float]) -> str:
+    least, most = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    return f"{least} %" if least == most else f"{least} to {most} %"

@@ -1,22 +1,28 @@
 """Lines of encodings with their intervals over seeds, and what legends and captions say of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from rpe_bench.report.coverage import coverage_range
+from rpe_bench.report.families import MOST
 from rpe_bench.report.figures import COLUMN, FADED, GREY, PAGE, Style
-from rpe_bench.report.layout import End
+from rpe_bench.report.layout import End, compose
 from rpe_bench.report.load import in_order
 from rpe_bench.report.statistics import FITTED, fits, over_seeds
 from rpe_bench.report.tables import count_seeds, trained_up_to
 
 SAME = 0.002
 """Lines whose points differ by no more than this share of the axis are drawn as one, and said to be."""
+
+MOST_DOTS = 50
+"""Seeds of an encoding up to which each is a dot; more are a smear, in files of megabytes."""
 
 _NAMED = 6
 """Encodings that a caption names."""
@@ -31,7 +37,7 @@ def points_of(rows: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
 
     The interval of a geometric mean is that of the mean loss.
     """
-    points = over_seeds(rows, y, ("encoding_label", x), np.random.default_rng(0))
+    points = over_seeds(rows, y, ("encoding_label", x), np.random.default_rng(0), middle=False)
     if y != "loss":
         return points
     with np.errstate(over="ignore"):  # of a model that is certain and wrong
@@ -64,7 +70,7 @@ def draw(
         if line["low"].notna().any():
             band: Mapping[str, Any] = {"color": look.colour, "alpha": opacity, "linewidth": 0, "zorder": 2}
             axes.fill_between(line[x], line["low"], line["high"], **band)
-        if dots is not None and line["n"].max() > 1:
+        if dots is not None and 1 < line["n"].max() <= MOST_DOTS:
             seeds = dots[dots["encoding_label"] == label]
             axes.scatter(seeds[x], seeds["y"], s=3, color=look.colour, alpha=0.4, linewidth=0, zorder=2.5)
 
@@ -92,19 +98,32 @@ def side_by_side(axes: Axes, rows: pd.DataFrame, y: str, looks: Mapping[str, Sty
 
 
 def handles_of(rows: pd.DataFrame, y: str, looks: Mapping[str, Style], equal: Mapping[str, str]) -> list[Line2D]:
-    """What stands for each encoding in the legend; its number of seeds too where they differ, and of which line it
-    hides or is hidden by."""
-    seeds = rows.groupby("encoding_label")["seed"].nunique()
-    finite = rows[y].map(np.isfinite).groupby(rows["encoding_label"]).all()
+    """What stands for each encoding in the legend; its number of seeds too where they differ, of many encodings where
+    it is not the usual one, and which line it hides or is hidden by."""
+    seeds, usual = _seeds(rows)
+    finite = pd.Series(np.isfinite(rows[y].to_numpy(dtype=float))).groupby(rows["encoding_label"].to_numpy()).all()
     handles = []
     for label in [label for label in looks if label in seeds.index and not looks[label].faded]:
         text = f"{label} = {equal[label]}" if label in equal else label
-        if seeds.min() < seeds.max():
+        if seeds.min() < seeds.max() and seeds[label] != usual:
             text += f", {seeds[label]} seed{'s' if seeds[label] > 1 else ''}"
         if not finite[label]:
             text += ", not finite in places"
         handles.append(Line2D([], [], **looks[label].line(), markersize=3.6, label=text))
     return handles
+
+
+def _seeds(rows: pd.DataFrame) -> tuple[pd.Series, int | None]:
+    """How many seeds each encoding has, and what most of them have, where these are too many to say it of each."""
+    seeds = rows.groupby("encoding_label")["seed"].nunique()
+    return seeds, int(seeds.mode().max()) if len(seeds) > MOST else None
+
+
+def usual_seeds(rows: pd.DataFrame) -> str:
+    """How many seeds those have of which `handles_of` doesn't say it, for a caption; "" where all have as many."""
+    seeds, usual = _seeds(rows)
+    differ = usual is not None and seeds.min() < seeds.max()
+    return f"; {usual} seed{'s' if usual != 1 else ''} where the legend has no number" if differ else ""
 
 
 def equal_lines(parts: Sequence[pd.DataFrame], x: str, looks: Mapping[str, Style], log: bool = False) -> dict[str, str]:
@@ -168,13 +187,23 @@ def others(looks: Mapping[str, Style], drawn: set[str]) -> list[Line2D]:
 
 def caption_of(rows: pd.DataFrame, mean: str = "mean") -> str:
     """`trained up to 16; mean and 95 % interval over 3 seeds`."""
+    return f"{trained_up_to(rows)}; {intervals_over(rows, mean)}"
+
+
+def intervals_over(rows: pd.DataFrame, mean: str = "mean") -> str:
+    """`mean and 95 % interval over 3 seeds`, and which encodings have none, being of a single seed."""
     counts = rows.groupby("encoding_label")["seed"].nunique()
-    text = f"{trained_up_to(rows)}; "
     if counts.max() == 1:
-        return f"{text}1 seed, no interval"
+        return "1 seed, no interval"
     single = counts[counts == 1]
-    text += f"{mean} and 95 % interval over {count_seeds(rows)}"
+    text = f"{mean} and 95 % interval over {count_seeds(rows)}"
     return text + (f" (none for {_named([str(label) for label in single.index])} with 1)" if len(single) else "")
+
+
+def coverage_over(rows: pd.DataFrame) -> str:
+    """How often intervals of an accuracy, of as few seeds as some encoding here has, hold it; for its caption."""
+    counts = rows.groupby("encoding_label")["seed"].nunique()
+    return f"; {coverage_range('mean', int(counts[counts > 1].min()))}" if counts.max() > 1 else ""
 
 
 def fit_failures(evaluations: pd.DataFrame) -> str:
@@ -217,3 +246,49 @@ def panels_of(figure: Figure, titles: Sequence[str]) -> tuple[list[Axes], int]:
         # The last of a column shows its ticks, whether or not there is one below it.
         panel.tick_params(labelbottom=True, labelleft=i % columns == 0)
     return panels[: len(titles)], columns
+
+
+def line_figure(
+    rows: pd.DataFrame,
+    points: pd.DataFrame,
+    x: str,
+    y: str,
+    task: str,
+    looks: Mapping[str, Style],
+    caption: str,
+    labels: tuple[str, str],
+    finish: Callable[[Sequence[Axes]], Sequence[Artist]],
+    *,
+    lengths: Sequence[float] = (),
+    dots: pd.DataFrame | None = None,
+    log: bool = False,
+) -> Figure:
+    """One line an encoding: a column wide, with the lines named where they end if there is room, or with a panel a
+    family, where the others stand behind in grey.
+
+    points: what `points_of` makes of the rows. labels: of the axes. finish: draws what else all panels share, sets
+    their vertical axis, and returns what stands for that in the legend. lengths, dots: as in `compose` and `draw`. log:
+    the vertical axis is.
+    """
+    drawn = set(rows["encoding_label"])
+    figure = Figure(figsize=(COLUMN, COLUMN))
+    titles = titles_of(looks, drawn)
+    panels, columns = panels_of(figure, titles)
+    equal = equal_lines([points], x, looks, log)
+    own = []
+    for panel, title in zip(panels, titles, strict=True):
+        mine = faded_but(looks, title)
+        draw(panel, points, x, mine, dots)
+        own.append(handles_of(rows, y, mine, equal))
+        panel.set_xlabel(labels[0])
+    shared = [*others(looks, drawn), *finish(panels)]
+    for panel in panels[::columns]:
+        panel.set_ylabel(labels[1])
+    if len(panels) == 1:
+        ends = ends_of(panels[0], own[0], points, x)
+        caption += usual_seeds(rows)
+        compose(figure, panels, [*own[0], *shared], task, caption, height=1.95, lengths=lengths, ends=ends)
+    else:
+        caption += f"{usual_seeds(rows)}; grey: those of the other panels"
+        compose(figure, panels, shared, task, caption, height=1.4, lengths=lengths, columns=columns, own=own)
+    return figure

@@ -13,6 +13,7 @@ The page is `page/page.html` with `page/*.css`, `page/*.js` and the data inlined
     configs           dotted key -> what it is in each run
     scores            of each run in the order of `runs`: its value in each cell of a grid, its curve of training, what
                       it scored on its training set, and the attention of its heads; null for a run without scores
+    left_out          sentences on what single runs lack on a page of so many; what is over seeds is of all of them
 
 A column that says the same again and again is coded: {"values": [...], "of": [0, 0, 1, ...]}, with -1 for none, and
 without `of` where all are the one value. Numbers that are not finite are null.
@@ -32,9 +33,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rpe_bench.means import token_mean
 from rpe_bench.report.figures import styles
 from rpe_bench.report.load import STATUSES, Results
-from rpe_bench.report.statistics import LINE, effective_lengths, over_seeds
+from rpe_bench.report.statistics import LINE, effective_lengths, over_seeds, token_means
 from rpe_bench.report.tables import THRESHOLD, baseline_table, effective_table
 from rpe_bench.schema import TABLES
 
@@ -46,7 +48,7 @@ FINE = 4
 POSITION_VALUES = 320_000
 """Numbers by position that a page holds of all runs together, at most: what sets how many positions share a bin."""
 
-BINS = range(8, 65)
+BINS = range(24, 65)
 """How many bins of positions there can be at one length."""
 
 ATTENTION_VALUES = 160_000
@@ -58,8 +60,11 @@ DISTANCES = range(8, 49)
 SHARES = 10
 """Bins of a slice's value as a share of the greatest at its length."""
 
-CURVE = 120
-"""Points of a curve of training, at most."""
+CURVES = 240_000
+"""The same of curves of training."""
+
+CURVE = range(12, 121)
+"""How many points one can have."""
 
 METRICS = ("token_accuracy", "exact_match", "loss")
 """Perplexity follows from the loss: its mean over seeds is a geometric one."""
@@ -124,6 +129,8 @@ def dashboard_data(results: Results, results_dir: str | Path) -> dict[str, Any]:
     numbers = _run_numbers(runs)
     grids = _grids(results, numbers)
     tasks, encodings = results.task_labels, results.encoding_labels
+    seeds = _seeds_by_position(numbers, grids["positions"])
+    points = _curve_points(runs)
     return {
         "title": Path(results_dir).resolve().name,
         "digits": DIGITS,
@@ -135,7 +142,8 @@ def dashboard_data(results: Results, results_dir: str | Path) -> dict[str, Any]:
         "lines": _lines(results, runs, numbers, grids),
         "runs": _runs(results, runs, numbers),
         "configs": _configs([results.configs.get(directory, {}) for directory in runs["directory"]]),
-        "scores": _scores(results, runs, numbers, grids, root),
+        "scores": _scores(results, runs, numbers, grids, root, seeds, points),
+        "left_out": _left_out(numbers, seeds, points),
     }
 
 
@@ -178,7 +186,7 @@ def _grid(
     summaries = []
     for value in values:
         rng = np.random.default_rng(0) if with_intervals else None
-        summaries.append(over_seeds(rows, value, key, rng).set_index([*key, "n"]).add_prefix(f"{value}_"))
+        summaries.append(over_seeds(rows, value, key, rng, middle=False).set_index([*key, "n"]).add_prefix(f"{value}_"))
     lines = pd.concat(summaries, axis="columns").reset_index()
     return _Grid(cells, rows[["run", "cell", *values]], lines, tuple(values), digits)
 
@@ -216,7 +224,7 @@ def _in_position_bins(positions: pd.DataFrame) -> pd.DataFrame:
         last = np.append(distinct[np.searchsorted(distinct, starts[1:]) - 1], distinct[-1])
         start[index], stop[index] = starts[place], last[place]
     rows = positions.assign(start=start, stop=stop)
-    return _weighted(rows, [*LINE, "seed", "length", "start", "stop"])
+    return token_means(rows, [*LINE, "seed", "length", "start", "stop"], ("loss", "accuracy"))
 
 
 def _in_value_bins(slices: pd.DataFrame) -> pd.DataFrame:
@@ -226,7 +234,7 @@ def _in_value_bins(slices: pd.DataFrame) -> pd.DataFrame:
     start = np.where(place < 0, slices["value"], edges[place])
     stop = np.where(place < 0, slices["value"], edges[np.minimum(place + 1, len(edges) - 1)] - 1)
     rows = slices.assign(start=start, stop=np.maximum(start, stop))
-    return _weighted(rows, [*LINE, "seed", "slice", "length", "start", "stop"])
+    return token_means(rows, [*LINE, "seed", "slice", "length", "start", "stop"], ("loss", "accuracy"))
 
 
 def _in_share_bins(slices: pd.DataFrame) -> pd.DataFrame:
@@ -236,16 +244,7 @@ def _in_share_bins(slices: pd.DataFrame) -> pd.DataFrame:
     place = np.ceil(SHARES * slices["value"] / greatest).clip(1, SHARES).astype("int64") - 1
     width = 100 // SHARES
     rows = slices.assign(start=place * width, stop=(place + 1) * width)
-    return _weighted(rows, [*LINE, "seed", "slice", "length", "start", "stop"])
-
-
-def _weighted(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Means of loss and accuracy over the tokens of each group."""
-    parts = rows[by].assign(
-        tokens=rows["tokens"], loss=rows["loss"] * rows["tokens"], accuracy=rows["accuracy"] * rows["tokens"]
-    )
-    sums = parts.groupby(by, sort=True)[["tokens", "loss", "accuracy"]].sum(min_count=1).reset_index()
-    return sums.assign(loss=sums["loss"] / sums["tokens"], accuracy=sums["accuracy"] / sums["tokens"])
+    return token_means(rows, [*LINE, "seed", "slice", "length", "start", "stop"], ("loss", "accuracy"))
 
 
 # The parts of the data
@@ -289,7 +288,7 @@ def _floor_by_position(results: Results, label: str, grid: _Grid) -> list[float 
     cells = grid.cells[grid.cells["task_label"] == label]
     for length, start, stop in cells[["length", "start", "stop"]].to_numpy():
         part = rows[(rows["length"] == length) & rows["position"].between(start, stop)]
-        found.append(float(np.average(part["loss"], weights=part["tokens"])) if len(part) else math.nan)
+        found.append(token_mean(part["loss"], part["tokens"]) if len(part) else math.nan)
     return _numbers(found, FINE)
 
 
@@ -364,26 +363,63 @@ def _configs(configs: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     return {key: _coded([config.get(key) for config in configs]) for key in keys}
 
 
+def _seeds_by_position(numbers: pd.DataFrame, grid: _Grid) -> int:
+    """Of how many seeds of each line, the lowest ones, a page has the scores of single runs by position: of all where
+    there is room, and of one at least."""
+    cells = numbers["task_label"].map(grid.cells.groupby("task_label").size()).fillna(0)
+    rank = numbers.sort_values("seed").groupby(list(LINE)).cumcount()
+    values = (len(grid.values) * cells).groupby(rank).sum().cumsum()
+    # Every length may have one bin more than BINS says, where training ended.
+    return max(1, int((values <= POSITION_VALUES * (BINS[0] + 1) / BINS[0]).sum()))
+
+
+def _curve_points(runs: pd.DataFrame) -> int:
+    return max(CURVE[0], min(CURVE[-1], CURVES // max(1, 2 * len(runs))))
+
+
+def _left_out(numbers: pd.DataFrame, seeds: int, points: int) -> list[str]:
+    most = int(numbers.groupby(list(LINE)).size().max()) if len(numbers) else 0
+    found = []
+    if seeds < most:
+        which = "the lowest seed" if seeds == 1 else f"the {seeds} lowest seeds"
+        found.append(f"Scores of single runs by position are on this page for {which} of each line, of up to {most}.")
+    if points < CURVE[-1]:
+        found.append(f"Curves of training have {points} points of each run.")
+    return [*found, "Means and intervals are of all runs, and so is the table."] if found else []
+
+
 def _scores(
-    results: Results, runs: pd.DataFrame, numbers: pd.DataFrame, grids: Mapping[str, _Grid], root: Path
+    results: Results,
+    runs: pd.DataFrame,
+    numbers: pd.DataFrame,
+    grids: Mapping[str, _Grid],
+    root: Path,
+    seeds: int,
+    points: int,
 ) -> list[dict[str, Any] | None]:
     scores: list[dict[str, Any]] = [{} for _ in range(len(runs))]
     tasks = dict(zip(numbers["run"], numbers["task_label"], strict=True))
+    rank = numbers.sort_values("seed").groupby(list(LINE)).cumcount()
+    few = set(numbers.loc[rank < seeds, "run"])
     for name in ("lengths", "positions"):
         grid = grids[name]
-        sizes = grid.cells.groupby("task_label").size()
-        for run, rows in _by_run(grid.runs):
-            values = np.full((len(grid.values), int(sizes[tasks[run]])), np.nan)
-            values[:, rows["cell"].to_numpy()] = rows[list(grid.values)].to_numpy(dtype=float).T
+        sizes = grid.cells.groupby("task_label").size().to_dict()
+        for run, (cells, *columns) in _by_run(grid.runs, ["cell", *grid.values]):
+            if name == "positions" and run not in few:
+                continue
+            values = np.full((len(columns), sizes[tasks[run]]), np.nan)
+            values[:, cells.astype(int)] = columns
             scores[run][name] = {
-                value: _numbers(row, grid.digits) for value, row in zip(grid.values, values, strict=True)
+                value: _numbers(row.tolist(), grid.digits) for value, row in zip(grid.values, values, strict=True)
             }
     tables = {"training": results.training, "training_set": results.training_set, "validation": results.validation}
     for name, frame in tables.items():
-        for run, rows in _by_run(frame.merge(numbers, on=[*LINE, "seed"])):
-            scores[run][name] = _training_set(rows) if name == "training_set" else _curve(rows)
+        wanted = [column for column in ("length", "step", *METRICS, "grad_norm") if column in frame]
+        for run, columns in _by_run(frame.merge(numbers, on=[*LINE, "seed"]), wanted):
+            rows = dict(zip(wanted, columns, strict=True))
+            scores[run][name] = _training_set(rows) if name == "training_set" else _curve(rows, points)
     for run in np.flatnonzero(runs["status"].isin(["failed", "unfinished", "unreadable"])).tolist():
-        curve = _unfinished_curve(root / runs["directory"][run])
+        curve = _unfinished_curve(root / runs["directory"][run], points)
         if curve is not None:
             scores[run]["training"] = curve
     for run, attention in _attention(root, runs, numbers).items():
@@ -391,39 +427,46 @@ def _scores(
     return [score or None for score in scores]
 
 
-def _by_run(rows: pd.DataFrame) -> Iterable[tuple[int, pd.DataFrame]]:
-    grouped: Any = rows.groupby("run")
-    return grouped
+def _by_run(rows: pd.DataFrame, columns: Sequence[str]) -> Iterable[tuple[int, list[np.ndarray]]]:
+    """The number of each run and its part of some columns, in the order of the rows."""
+    order = np.argsort(rows["run"].to_numpy(), kind="stable")
+    numbers = rows["run"].to_numpy()[order]
+    ends = np.flatnonzero(np.diff(numbers)) + 1
+    parts = [np.split(rows[column].to_numpy()[order], ends) for column in columns]
+    if len(numbers):
+        yield from zip(numbers[[0, *ends]].tolist(), map(list, zip(*parts, strict=True)), strict=True)
 
 
-def _curve(rows: pd.DataFrame) -> dict[str, Any]:
-    """At most CURVE rows, the last one among them."""
-    wanted = np.unique(np.linspace(0, len(rows) - 1, min(CURVE, len(rows))).round().astype(int))
-    rows = rows.iloc[wanted]
-    steps = rows["step"].to_numpy()
+def _curve(rows: Mapping[str, np.ndarray], points: int) -> dict[str, Any]:
+    """At most so many rows, the last one among them."""
+    steps = rows["step"]
+    wanted = np.unique(np.linspace(0, len(steps) - 1, min(points, len(steps))).round().astype(int))
+    steps = steps[wanted]
     curve: dict[str, Any] = {}
-    if len(steps) > 2 and len(set(np.diff(steps))) == 1:
+    if len(steps) > 2 and len(set(np.diff(steps).tolist())) == 1:
         curve["steps"] = {"from": int(steps[0]), "by": int(steps[1] - steps[0]), "count": len(steps)}
     else:
         curve["steps"] = steps.tolist()
     for name, digits in (("loss", DIGITS), ("grad_norm", FINE), ("exact_match", FINE)):
         if name in rows:
-            curve[name] = _numbers(rows[name], digits)
+            curve[name] = _numbers(rows[name][wanted].tolist(), digits)
     return curve
 
 
-def _training_set(rows: pd.DataFrame) -> dict[str, Any]:
-    return {name: _column(rows[name]) for name in ("length", *METRICS)}
+def _training_set(rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: _numbers(rows[name].tolist(), DIGITS) for name in ("length", *METRICS)}
 
 
-def _unfinished_curve(directory: Path) -> dict[str, Any] | None:
+def _unfinished_curve(directory: Path, points: int) -> dict[str, Any] | None:
     """What train.csv says of a run that goes on, or failed; None where there is none, or it is not one that was written
     whole."""
     try:
         rows = pd.read_csv(directory / "train.csv", dtype=TABLES["train"])
     except (OSError, ValueError):
         return None  # its status and the reason are in the table of runs
-    return _curve(rows) if len(rows) and set(TABLES["train"]) <= set(rows) else None
+    if not len(rows) or not set(TABLES["train"]) <= set(rows):
+        return None
+    return _curve({str(name): rows[name].to_numpy() for name in rows}, points)
 
 
 # Attention of single runs

@@ -47,7 +47,9 @@ def groups(labels: Iterable[str], most: int = MOST) -> dict[str, list[str]]:
     for title in single:
         others += families.pop(title)
     found: dict[str, list[str]] = {}
-    for title, members in [*families.items(), (_OTHER, in_order(others))]:
+    # Nor does a single line stand for others.
+    rest = family(others[0]) if len(others) == 1 else _OTHER
+    for title, members in [*families.items(), (rest, in_order(others))]:
         parts = -(-len(members) // most)
         for part in range(parts):
             start, stop = (len(members) * edge // parts for edge in (part, part + 1))

@@ -156,11 +156,16 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
         "svg": {"Date": None, "Description": about},
         "png": {"Description": about},
     }
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in metadata]
+    paths = figure_paths(stem)
     with paper_style():
-        for path, of_kind in zip(paths, metadata.values(), strict=True):
-            figure.savefig(path, metadata=of_kind)
+        for path in paths:
+            figure.savefig(path, metadata=metadata[path.suffix[1:]])
     return paths
+
+
+def figure_paths(stem: Path) -> list[Path]:
+    """The files that `save_figure` writes."""
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "svg", "png")]
 
 
 def digest(figure: Figure) -> str:

@@ -115,7 +115,9 @@ def _compose(
 ) -> None:
     """Set panels in rows, each below its name, between title and bar; the figure grows to hold them."""
     height = 0.62 * each if columns > 3 else 0.75 * each
-    wrapped = [textwrap.wrap(name, round(each * 17)) for name in names]
+    # Also behind an equals sign: "positions=randomised" may be wider than a panel.
+    broken = [textwrap.wrap(name.replace("=", "= "), round(each * 17)) for name in names]
+    wrapped = [[line.replace("= ", "=") for line in lines] for lines in broken]
     titles, captions = textwrap.wrap(title, round(PAGE * 16)), textwrap.wrap(caption, round(PAGE * 18))
     above = 0.1 + 0.13 * (len(titles) + len(captions))
     rows = math.ceil(len(panels) / columns)

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
@@ -48,6 +49,7 @@ def compose(
     a row, by default all. own: a legend for each panel, below it. ends: lines that are named where they end and not in
     the legend, if all of them have room there.
     """
+    FigureCanvasAgg(figure)  # keeps what it measures with, which else is made anew for every text
     width = figure.get_figwidth()
     columns = columns or len(panels)
     rows = math.ceil(len(panels) / columns)

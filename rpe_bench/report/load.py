@@ -2,19 +2,27 @@
 
 import json
 import math
+import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import yaml
 
+from rpe_bench import ledger
 from rpe_bench.catalogue import LOADER
+from rpe_bench.files import read_record
+from rpe_bench.report import kept
+from rpe_bench.report.kept import Rows, joined
 from rpe_bench.schema import FORMAT, ON_DEMAND, OPTIONAL, SPLITS, TABLES
 
 _T = TypeVar("_T")
@@ -33,8 +41,9 @@ KEYS = {
 }
 """Columns that every row carries, and their types."""
 
-STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign")
-"""What a directory under runs/ can be; only what is finished is averaged."""
+STATUSES = ("finished", "failed", "unfinished", "unreadable", "other format", "duplicate", "foreign", "missing")
+"""What a directory under runs/ can be; only what is finished is averaged. `missing`: a run that the last sweep asked
+for and that has none."""
 
 NOT_COMPARED = {"seed", "results_dir", "checkpoint", "logger", "sweep", "evaluation.multiples", "start.run"}
 """Keys whose difference doesn't set two runs apart: `evaluation.lengths` already says what the multiples came to, and
@@ -43,6 +52,18 @@ NOT_COMPARED = {"seed", "results_dir", "checkpoint", "logger", "sweep", "evaluat
 EXECUTION = {"device", "threads", "start.run_id", "start.digest"}
 """Keys that set runs apart only where a seed would otherwise count twice: those that change a number by rounding alone,
 and what says which of several like runs, one a seed, a run began with."""
+
+_COUNTED = ("threads", "parameters", "encoding_parameters", "max_tokens", "peak_memory_bytes")
+_RECORDED = (
+    *("device", "seconds", "train_seconds", "evaluation_seconds", "tokens_per_second"),
+    *("started", "finished", "commit", "dirty"),
+)
+_FACTS = ("run_id", "train_length", "train_tokens", *_COUNTED, *_RECORDED)
+"""What is made use of in run.json."""
+
+_READ = tuple(name for name in TABLES if name not in ON_DEMAND)
+_LOOKED_AT = frozenset({"run.json", "config.yaml", *(f"{name}.csv" for name in _READ)})
+"""The files whose change makes a run another one."""
 
 INT64 = range(-(2**63), 2**63)
 """What a column of integers can hold; JSON, YAML and Python know no such limit."""
@@ -87,8 +108,8 @@ class ReportError(ValueError):
 class Results:
     """The runs of one results directory.
 
-    runs         one row a directory under runs/, whatever it is: directory, status (of STATUSES), reason (why it is not
-                 averaged), the columns of KEYS and what else run.json records
+    runs         one row a directory under runs/, whatever it is, and a run that is missing there: directory, status (of
+                 STATUSES), reason (why it is not averaged), the columns of KEYS and what else run.json records
     evaluations  finished runs alone from here on: KEYS, the columns of eval.csv and ratio = length / train_length
     training_set KEYS, the columns of training_set.csv and ratio, of the runs that have one
     validation   KEYS, the columns of validation.csv and ratio, of the runs that might stop early
@@ -100,8 +121,8 @@ class Results:
     configs      directory -> flat config, dotted key -> text, of the runs that have one that can be read
 
     `task_label` names what may share a panel: the task, and behind it whatever else about task, model, recipe or
-    evaluation differs among its runs. `encoding_label` names what is one line there, the encoding and the positions it
-    was given, in the same way. Runs with both labels the same differ in their seed alone.
+    evaluation differs among its runs. `encoding_label` names what is one line there, the encoding, in the same way, and
+    the positions it was given unless they are plain. Runs with both labels the same differ in their seed alone.
     """
 
     runs: pd.DataFrame
@@ -139,48 +160,167 @@ def in_order(labels: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Run:
-    """One directory under runs/; config is flat: dotted key -> the value as it is shown."""
+    """One directory under runs/. record: of run.json what _FACTS names; config is flat: dotted key -> the value as it
+    is shown."""
 
     directory: str
     status: str
     reason: str = ""
-    record: dict[str, object] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     task_label: str = ""
     encoding_label: str = ""
+
+
+_Files = dict[str, os.stat_result]
+"""The files of a directory that loading looks at, by name."""
 
 
 def load_results(results_dir: str | Path) -> Results:
     """Read every directory under RESULTS_DIR/runs. ReportError where there is no such place.
 
-    A directory that can't be used is a row of `runs` with its status and reason, and has no row elsewhere.
+    A directory that can't be used is a row of `runs` with its status and reason, and has no row elsewhere. Of many
+    runs, what was read is kept in RESULTS_DIR/.cache, and those that did not change since are not read again.
     """
     root = Path(results_dir) / "runs"
     if not root.is_dir():
         raise ReportError(f"no runs in {results_dir}: there is no directory {root}")
-    # Hidden directories are of tools and editors, and of whoever is writing a run that has no name yet.
-    directories = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    runs = [_read(directory) for directory in directories]
-    for name in [name for name in TABLES if name not in ON_DEMAND]:
-        finished = [run for run in runs if run.status == "finished"]
-        for start in range(0, len(finished), _BATCH):
-            _read_tables(finished[start : start + _BATCH], root, name)
+    try:
+        runs, tables = _read_all(root)
+    except PermissionError as error:
+        raise ReportError(f"no runs in {results_dir}: {root}: {error.strerror}") from error
     _label([run for run in runs if run.status == "finished"])
+    used = np.array([run.status == "finished" for run in runs], dtype=bool)
+    keys = pd.DataFrame([_keys(run) for run in runs if run.status == "finished"], columns=list(KEYS)).astype(KEYS)
+    numbers = np.where(used, np.cumsum(used) - 1, -1)
+    runs += _missing(Path(results_dir), {run.directory for run in runs})
+
+    def table(name: str) -> pd.DataFrame:
+        """The rows of one file of all finished runs, each with the columns of KEYS."""
+        rows = tables[name].of(numbers)
+        frame = pd.concat([keys.take(rows.owner).reset_index(drop=True), rows.frame], axis="columns")
+        if "length" in frame:
+            frame["ratio"] = frame["length"] / frame["train_length"]
+        return frame
 
     return Results(
         runs=_overview(runs),
-        evaluations=_table(runs, "eval"),
-        training_set=_table(runs, "training_set"),
-        validation=_table(runs, "validation"),
-        positions=_table(runs, "positions"),
-        training=_table(runs, "train"),
-        slices=_table(runs, "slices"),
-        baselines=_table(runs, "baselines"),
-        floor=_table(runs, "floor"),
-        floor_positions=_table(runs, "floor_positions"),
+        evaluations=table("eval"),
+        training_set=table("training_set"),
+        validation=table("validation"),
+        positions=table("positions"),
+        training=table("train"),
+        slices=table("slices"),
+        baselines=table("baselines"),
+        floor=table("floor"),
+        floor_positions=table("floor_positions"),
         configs={run.directory: run.config for run in runs if run.config},
     )
+
+
+def _read_all(root: Path) -> tuple[list[_Run], dict[str, Rows]]:
+    """All runs in the order of their directories' names, and of each table the rows of those that are finished."""
+    began = time.time()
+    found = _directories(root)
+    results_dir = root.parent
+    before = kept.read(results_dir) if len(found) >= kept.WORTH else None
+    stamps_of = {name: _stamp(inside) for name, inside in found.items()}
+    known = {} if before is None else dict(zip(before.directories, range(len(before.directories)), strict=True))
+    numbers = np.full(len(known), -1)
+    runs: list[_Run] = []
+    fresh: list[int] = []
+    for number, (name, inside) in enumerate(found.items()):
+        old = known.get(name)
+        if before is not None and old is not None and before.stamps[old] == stamps_of[name] != "":
+            status, reason, record = before.runs[old]
+            runs.append(_Run(name, status, reason, record, before.configs[old]))
+            numbers[old] = number
+        else:
+            runs.append(_read(root / name, inside))
+            fresh.append(number)
+    tables: dict[str, Rows] = {}
+    for name in _READ:
+        parts = [] if before is None else [before.tables[name].of(numbers)]
+        finished = [number for number in fresh if runs[number].status == "finished"]
+        for start in range(0, len(finished), _BATCH):
+            parts += _read_tables(finished[start : start + _BATCH], runs, found, root, name)
+        tables[name] = joined(parts or [Rows(_empty(TABLES[name]), np.empty(0, dtype="int64"))])
+    changed = [number for number in fresh if _is_settled(found[runs[number].directory], began)]
+    gone = known.keys() - found.keys()
+    if len(found) >= kept.WORTH and len(changed) + len(gone) > kept.REWRITTEN * len(found):
+        # One that may have been written again since within a tick of the clock has no stamp, and is read anew.
+        unsettled = set(fresh) - set(changed)
+        anew = kept.Kept(
+            [run.directory for run in runs],
+            ["" if number in unsettled else stamps_of[run.directory] for number, run in enumerate(runs)],
+            [[run.status, run.reason, run.record] for run in runs],
+            [run.config for run in runs],
+            tables,
+        )
+        kept.write(results_dir, anew)
+    return runs, tables
+
+
+def stamps(results_dir: str | Path) -> dict[str, str]:
+    """Of each run's directory what its files are, which is another when any of them changes: see `kept.stamp`."""
+    return {name: _stamp(inside) for name, inside in _directories(Path(results_dir) / "runs").items()}
+
+
+def _stamp(inside: _Files | OSError) -> str:
+    return kept.stamp(inside) if isinstance(inside, dict) else ""
+
+
+def _directories(root: Path) -> dict[str, _Files | OSError]:
+    """Name -> the files within that loading looks at, of every directory that is not hidden; what is in the way where
+    they can't be seen."""
+    found: dict[str, _Files | OSError] = {}
+    with os.scandir(root) as entries:
+        places = sorted((entry for entry in entries if _is_run(entry)), key=lambda entry: entry.name)
+    for place in places:
+        inside: _Files = {}
+        try:
+            with os.scandir(place.path) as entries:
+                for entry in entries:
+                    if entry.name in _LOOKED_AT:
+                        with suppress(FileNotFoundError):  # a link to what is not there, or removed meanwhile
+                            inside[entry.name] = entry.stat()
+            found[place.name] = inside
+        except FileNotFoundError as error:
+            if place.is_symlink():
+                found[place.name] = error
+            # Else it was removed meanwhile.
+        except OSError as error:
+            found[place.name] = error
+    return found
+
+
+def _is_run(entry: os.DirEntry[str]) -> bool:
+    """Whether it is to be counted: a directory, or a link to one that isn't there, as on a disk that isn't mounted."""
+    # Hidden directories are of tools and editors, and of whoever is writing a run that has no name yet.
+    if entry.name.startswith("."):
+        return False
+    return entry.is_dir() or (entry.is_symlink() and not os.path.exists(entry.path))
+
+
+def _is_settled(inside: _Files | OSError, now: float) -> bool:
+    if isinstance(inside, OSError):
+        return False
+    latest = max((max(stat.st_mtime, stat.st_ctime) for stat in inside.values()), default=0.0)
+    return latest < now - kept.SETTLED
+
+
+def _missing(results_dir: Path, there: set[str]) -> list[_Run]:
+    """The runs that the last sweep asked for and that have no directory."""
+    asked: list[str] = []
+    try:
+        for entry in ledger.read(results_dir):
+            if entry.get("event") == "sweep":
+                runs = entry.get("runs")
+                asked = [run_id for run_id in runs if isinstance(run_id, str)] if isinstance(runs, list) else []
+    except OSError:
+        return []  # what cannot be read asks for nothing
+    reason = "the last sweep asked for it, and it has no directory"
+    return [_Run(run_id, "missing", reason) for run_id in sorted(set(asked) - there)]
 
 
 def load_examples(results_dir: str | Path, directories: Iterable[str]) -> pd.DataFrame:
@@ -193,6 +333,8 @@ def load_examples(results_dir: str | Path, directories: Iterable[str]) -> pd.Dat
     for directory in directories:
         path = Path(results_dir) / "runs" / directory / "examples.csv"
         try:
+            if problem := _not_as_written(read_record(path.parent), {path.name: path.stat()}, ["examples"]):
+                raise ValueError(problem.removeprefix(f"{path.name} "))
             frames.append(_csv(path, columns).assign(directory=directory))
         except FileNotFoundError:
             continue
@@ -203,19 +345,23 @@ def load_examples(results_dir: str | Path, directories: Iterable[str]) -> pd.Dat
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 
-def _read(directory: Path) -> _Run:
+def _read(directory: Path, inside: _Files | OSError) -> _Run:
     run = _Run(directory.name, "foreign", "no run.json")
-    path = directory / "run.json"
-    if not path.exists():
-        if (directory / "config.yaml").exists():
+    if isinstance(inside, OSError):
+        what = "a link to what is not there" if directory.is_symlink() else inside.strerror or _first_line(inside)
+        run.status, run.reason = "unreadable", what
+        return run
+    if "run.json" not in inside:
+        if "config.yaml" in inside:
             run.status, run.reason = "unfinished", "no run.json yet"
         return run
+    path = directory / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict) or not {"run_id", "status"} <= record.keys():
             run.reason = "run.json is not the record of a run"
             return run
-        run.record = record
+        run.record = {name: record.get(name) for name in _FACTS}
         _check_integers(record)
         if record.get("format") != FORMAT:
             run.status = "other format"
@@ -223,11 +369,14 @@ def _read(directory: Path) -> _Run:
             return run
         path = directory / "config.yaml"
         # A run that has only just started has none.
-        if path.exists() or record["status"] == "finished":
+        if "config.yaml" in inside or record["status"] == "finished":
             run.config = IMPLIED | _config(path.read_text(encoding="utf-8"))
             run.config.pop("recipe.early_stop", None)  # null: without it. A group has keys of its own
         if record["status"] == "finished":
             _check_keys(run)
+            if problem := _not_as_written(record, inside, _READ):
+                run.status, run.reason = "unreadable", problem
+                return run
     except OSError as error:
         run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
         return run
@@ -244,6 +393,15 @@ def _read(directory: Path) -> _Run:
     else:
         run.status, run.reason = "unfinished", f"run.json says {record['status']}"
     return run
+
+
+def _not_as_written(record: Mapping[str, Any], inside: _Files, tables: Iterable[str]) -> str:
+    """What is wrong with tables of a finished run whose sizes it recorded, as where a copy was cut short; or ""."""
+    sizes = record.get("bytes")
+    for name in (f"{table}.csv" for table in tables):
+        if isinstance(sizes, dict) and name in sizes and name in inside and inside[name].st_size != sizes[name]:
+            return f"{name} has {inside[name].st_size} bytes, not the {sizes[name]} that were written"
+    return ""
 
 
 def _config(text: str) -> dict[str, str]:
@@ -272,21 +430,29 @@ _BATCH = 500
 """Runs whose tables are parsed together."""
 
 
-def _read_tables(runs: list[_Run], root: Path, name: str) -> None:
-    """Read one table of each of some finished runs; those of which it can't be are no longer finished.
+def _read_tables(
+    numbers: Sequence[int], runs: Sequence[_Run], found: Mapping[str, _Files | OSError], root: Path, name: str
+) -> list[Rows]:
+    """The rows of one table of some finished runs; those of which it can't be read are no longer finished.
 
     pandas takes about a millisecond for a file, however short, so that files that are as a run writes them are parsed
     as one. Where anything is odd, each is parsed alone, which also tells whose fault it is.
     """
     header = (",".join(TABLES[name]) + "\n").encode()
-    together: list[tuple[_Run, bytes]] = []
-    alone: list[_Run] = []
-    for run in runs:
-        path = root / run.directory / f"{name}.csv"
+    together: list[tuple[int, bytes]] = []
+    alone: list[int] = []
+    for number in numbers:
+        inside = found[runs[number].directory]
+        assert isinstance(inside, dict)
+        if f"{name}.csv" not in inside:
+            if name not in OPTIONAL:
+                alone.append(number)
+            continue
         try:
-            text = path.read_bytes()
+            with open(f"{root}/{runs[number].directory}/{name}.csv", "rb") as file:
+                text = file.read()
         except OSError:
-            alone.append(run)
+            alone.append(number)
             continue
         rows = text[len(header) :]
         plain = (
@@ -295,36 +461,52 @@ def _read_tables(runs: list[_Run], root: Path, name: str) -> None:
         # With a field too many in each line, pandas would take the first for an index.
         plain = plain and rows.count(b",") == rows.count(b"\n") * (len(TABLES[name]) - 1)
         if plain and (rows or name != "eval"):
-            together.append((run, rows))
+            together.append((number, rows))
         else:
-            alone.append(run)
+            alone.append(number)
+    parts = []
     sizes = [rows.count(b"\n") for _, rows in together]
     try:
         frame = _parsed(BytesIO(header + b"".join(rows for _, rows in together)), TABLES[name])
         if len(frame) != sum(sizes) or (name == "eval" and not frame["split"].isin(SPLITS).all()):
             raise ValueError
     except ValueError:
-        alone += [run for run, _ in together]
+        alone += [number for number, _ in together]
     else:
-        start = 0
-        for (run, _), size in zip(together, sizes, strict=True):
-            run.tables[name] = frame.iloc[start : start + size]
-            start += size
-    for run in alone:
-        path = root / run.directory / f"{name}.csv"
+        parts.append(Rows(frame, np.repeat(np.array([number for number, _ in together], dtype="int64"), sizes)))
+    for number in alone:
+        run, path = runs[number], root / runs[number].directory / f"{name}.csv"
         try:
-            if path.exists() or name not in OPTIONAL:
-                run.tables[name] = _csv(path, TABLES[name])
+            frame = _csv(path, TABLES[name])
         except OSError as error:
             run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
         except ValueError as error:
             run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
+        else:
+            parts.append(Rows(frame, np.full(len(frame), number)))
+    return parts
+
+
+def _empty(columns: dict[str, str]) -> pd.DataFrame:
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+
+
+def read_csv(source: Path | BytesIO, **options: Any) -> pd.DataFrame:
+    """pandas.read_csv, with every number as it was written, to the last bit, and texts as they are: an encoding named
+    "null" or "nan" is a name."""
+    options |= {"keep_default_na": False, **_EXACT}
+    frame: pd.DataFrame = pd.read_csv(source, **options)
+    return frame
+
+
+_EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
+"""From 3.1 on, pandas reads so in any case, and warns of whoever asks for it."""
 
 
 def _parsed(source: Path | BytesIO, columns: dict[str, str]) -> pd.DataFrame:
-    # An encoding named "null" or "nan" is a name; only numbers can be missing.
+    # Only numbers can be missing.
     missing_values = {column: ["nan", ""] for column, kind in columns.items() if kind == "float64"}
-    return pd.read_csv(source, dtype=columns, keep_default_na=False, na_values=missing_values)
+    return read_csv(source, dtype=columns, na_values=missing_values)
 
 
 def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
@@ -332,6 +514,7 @@ def _csv(path: Path, columns: dict[str, str]) -> pd.DataFrame:
     missing = [column for column in columns if column not in frame]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}")
+    frame = frame[list(columns)]
     if path.name == "eval.csv":
         if frame.empty:
             raise ValueError("no rows")
@@ -375,13 +558,6 @@ def _integer(value: object) -> int | None:
     return value if type(value) is int and value in INT64 else None
 
 
-_COUNTED = ("threads", "parameters", "encoding_parameters", "max_tokens", "peak_memory_bytes")
-_RECORDED = (
-    *("device", "seconds", "train_seconds", "evaluation_seconds", "tokens_per_second"),
-    *("started", "finished", "commit", "dirty"),
-)
-
-
 def _overview(runs: list[_Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
@@ -395,21 +571,6 @@ def _overview(runs: list[_Run]) -> pd.DataFrame:
     return overview.astype(dict.fromkeys(integers, "Int64"))
 
 
-def _table(runs: list[_Run], name: str) -> pd.DataFrame:
-    """The rows of one file of all finished runs, each with the columns of KEYS."""
-    used = [run for run in runs if run.status == "finished" and name in run.tables]
-    if not used:
-        frame = pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in {**KEYS, **TABLES[name]}.items()})
-    else:
-        keys = pd.DataFrame([_keys(run) for run in used]).astype(KEYS)
-        rows = pd.concat([run.tables[name] for run in used], keys=range(len(used)), names=["run", None])
-        frame = keys.loc[rows.index.get_level_values("run")].reset_index(drop=True)
-        frame = pd.concat([frame, rows.reset_index(drop=True)], axis="columns")
-    if "length" in frame:
-        frame["ratio"] = frame["length"] / frame["train_length"]
-    return frame
-
-
 # What sets runs apart
 
 
@@ -421,9 +582,7 @@ def _label(runs: list[_Run]) -> None:
     for task in _grouped(runs, lambda run: run.config["task.name"]):
         for run, variant in zip(task, variants([_part(run, _about_task) for run in task]), strict=True):
             run.task_label = labelled(run.config["task.name"], variant)
-    # Over all encodings: beside the bare name of one that was given plain positions, no other may stand for randomised.
-    by_positions = variants([_part(run, _about_positions) for run in runs])
-    positions = {run.directory: variant for run, variant in zip(runs, by_positions, strict=True)}
+    positions = _positions(runs)
     for encoding in _grouped(runs, lambda run: run.config["encoding.name"]):
         by_encoding = variants([_part(run, _about_encoding) for run in encoding])
         parts = [
@@ -443,6 +602,19 @@ def _label(runs: list[_Run]) -> None:
     for same in _grouped(runs, lambda run: (run.task_label, run.encoding_label, run.config["seed"])):
         for run in same[1:]:
             run.status, run.reason = "duplicate", f"the seed and configuration of {same[0].directory}"
+
+
+def _positions(runs: list[_Run]) -> dict[str, str]:
+    """Directory -> the positions that an encoding was given, as its label says them. Plain ones go without saying and
+    all others are named, whatever else there is, so that a bare name always stands for the same."""
+    found = {}
+    plain = IMPLIED["positions.name"]
+    for same in _grouped(runs, lambda run: run.config.get("positions.name")):
+        name = same[0].config.get("positions.name")
+        for run, variant in zip(same, variants([_part(run, _about_positions) for run in same]), strict=True):
+            said = "" if name == plain else f"positions={name}"
+            found[run.directory] = ", ".join(text for text in (said, variant) if text)
+    return found
 
 
 def variants(configs: Sequence[Mapping[str, str]]) -> list[str]:

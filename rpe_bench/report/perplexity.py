@@ -5,26 +5,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from rpe_bench.report.curves import (
-    boundary,
-    caption_of,
-    draw,
-    ends_of,
-    equal_lines,
-    faded_but,
-    handles_of,
-    of_task,
-    others,
-    panels_of,
-    points_of,
-    side_by_side,
-    titles_of,
-)
+from rpe_bench.report import curves
 from rpe_bench.report.figures import COLUMN, PAGE, Style, looks_of, paper_style
 from rpe_bench.report.layout import compose, log_axis, number_log
 from rpe_bench.report.load import Results
@@ -41,21 +28,21 @@ def perplexity_figure(results: Results, task: str, looks: Mapping[str, Style] | 
     doesn't hide the others. Long sequences are drawn in groups of positions, as `published.grouped_positions` has them.
     """
     looks = looks or looks_of(results.encoding_labels)
-    rows = grouped_positions(of_task(results.positions, task))
+    rows = grouped_positions(curves.of_task(results.positions, task))
     with paper_style():
         if (rows["to"] - rows["position"]).max() > 1 or rows.groupby("length")["position"].nunique().max() > 1:
-            return _by_position(rows, grouped_floor(of_task(results.floor_positions, task)), task, looks)
+            return _by_position(rows, grouped_floor(curves.of_task(results.floor_positions, task)), task, looks)
         if rows["position"].nunique() == rows["length"].nunique() > 0:
             end = int(rows["train_tokens"].max()) - 1
             return _across_lengths(rows, "position", "position of the answer (one per sequence)", end, task, looks)
-        rows = of_task(results.evaluations, task)
+        rows = curves.of_task(results.evaluations, task)
         end = int(rows["train_length"].max())
         return _across_lengths(rows, "length", "length (one answer per sequence)", end, task, looks)
 
 
 def _by_position(rows: pd.DataFrame, floor: pd.DataFrame, task: str, looks: Mapping[str, Style]) -> Figure:
     drawn = set(rows["encoding_label"])
-    titles = titles_of(looks, drawn)
+    titles = curves.titles_of(looks, drawn)
     lengths = _panel_lengths(rows)
     rows = rows.assign(middle=(rows["position"] + rows["to"] - 1) / 2)
     figure = Figure(figsize=(PAGE, COLUMN))
@@ -65,31 +52,30 @@ def _by_position(rows: pd.DataFrame, floor: pd.DataFrame, task: str, looks: Mapp
         panels = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
         shown = [(panel, length, titles[0]) for panel, length in zip(panels, lengths, strict=True)]
     else:
-        panels, columns = panels_of(figure, titles)
+        panels, columns = curves.panels_of(figure, titles)
         shown = [(panel, lengths[-1], title) for panel, title in zip(panels, titles, strict=True)]
-    points = {length: points_of(rows[rows["length"] == length], "middle", "loss") for _, length, _ in shown}
-    equal = equal_lines(
-        [points[length] for length in dict.fromkeys(length for _, length, _ in shown)], "middle", looks, True
-    )
+    there = list(dict.fromkeys(length for _, length, _ in shown))
+    points = {length: curves.points_of(rows[rows["length"] == length], "middle", "loss") for length in there}
+    equal = curves.equal_lines(list(points.values()), "middle", looks, True)
     own = []
     for panel, length, title in shown:
-        mine = faded_but(looks, title)
-        draw(panel, points[length], "middle", mine)
-        own.append(handles_of(rows, "loss", mine, equal))
+        mine = curves.faded_but(looks, title)
+        curves.draw(panel, points[length], "middle", mine)
+        own.append(curves.handles_of(rows, "loss", mine, equal))
         ratio = rows.loc[rows["length"] == length, "ratio"].iloc[0]
         if len(titles) == 1:
             panel.set_title(f"length {length} ({ratio:.4g}× the training length)", loc="left")
         panel.set_xlabel("position in the sequence")
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         panel.margins(x=0.03)
-    shared = others(looks, drawn)
+    shared = curves.others(looks, drawn)
     if len(floor):
         shared.append(_floor([(panel, length) for panel, length, _ in shown], floor))
-    shared.append(boundary(panels, rows["train_tokens"].max() - 0.5, "end of the longest training sequence"))
+    shared.append(curves.boundary(panels, rows["train_tokens"].max() - 0.5, "end of the longest training sequence"))
     log_axis(panels, "perplexity", 1.0)
     for panel in panels[::columns]:
         panel.set_ylabel("perplexity")
-    caption = caption_of(rows, "geometric mean")
+    caption = curves.caption_of(rows, "geometric mean") + curves.usual_seeds(rows)
     if len(titles) == 1:
         compose(figure, panels, [*own[0], *shared], task, caption, height=1.75)
     else:
@@ -114,41 +100,29 @@ def _across_lengths(
     rows: pd.DataFrame, x: str, x_label: str, end: int, task: str, looks: Mapping[str, Style]
 ) -> Figure:
     """Perplexity across lengths; end: x in the longest training sequence."""
-    figure = Figure(figsize=(COLUMN, COLUMN))
     lengths = sorted(rows[x].unique())
-    drawn = set(rows["encoding_label"])
-    caption = caption_of(rows, "geometric mean")
+    caption = curves.caption_of(rows, "geometric mean")
     if len(lengths) == 1:
+        figure = Figure(figsize=(COLUMN, COLUMN))
         axes = figure.add_subplot()
-        side_by_side(axes, rows, "loss", looks)
+        curves.side_by_side(axes, rows, "loss", looks)
         axes.set_xscale("log")
         low, high = axes.get_xlim()
         axes.set_xlim(min(low, 1.0) / 1.02, max(high, 1.5))
         number_log(axes.xaxis, *axes.get_xlim())
         axes.set_xlabel("perplexity")
-        compose(figure, [axes], [], task, f"{caption}; {x_label}: {lengths[0]}", height=0.3 + 0.16 * len(drawn))
+        height = 0.3 + 0.16 * rows["encoding_label"].nunique()
+        compose(figure, [axes], [], task, f"{caption}; {x_label}: {lengths[0]}", height=height)
         return figure
-    titles = titles_of(looks, drawn)
-    panels, columns = panels_of(figure, titles)
-    points = points_of(rows, x, "loss")
-    equal = equal_lines([points], x, looks, True)
-    own = []
-    for panel, title in zip(panels, titles, strict=True):
-        mine = faded_but(looks, title)
-        draw(panel, points, x, mine)
-        own.append(handles_of(rows, "loss", mine, equal))
-        panel.set_xlabel(x_label)
-    shared = [*others(looks, drawn), boundary(panels, end, "longest training sequence")]
-    log_axis(panels, "perplexity", 1.0)
-    for panel in panels[::columns]:
-        panel.set_ylabel("perplexity")
-    if len(panels) == 1:
-        ends = ends_of(panels[0], own[0], points, x)
-        compose(figure, panels, [*own[0], *shared], task, caption, height=1.95, lengths=lengths, ends=ends)
-    else:
-        caption += "; grey: those of the other panels"
-        compose(figure, panels, shared, task, caption, height=1.4, lengths=lengths, columns=columns, own=own)
-    return figure
+
+    def finish(panels: Sequence[Axes]) -> Sequence[Artist]:
+        trained = curves.boundary(panels, end, "longest training sequence")
+        log_axis(panels, labels[1], 1.0)
+        return [trained]
+
+    labels = (x_label, "perplexity")
+    points = curves.points_of(rows, x, "loss")
+    return curves.line_figure(rows, points, x, "loss", task, looks, caption, labels, finish, lengths=lengths, log=True)
 
 
 def _panel_lengths(rows: pd.DataFrame) -> list[int]:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rpe_bench.report.load import KEYS, ReportError, Results
-from rpe_bench.report.statistics import LINE
+from rpe_bench.report.load import KEYS, ReportError, Results, read_csv
+from rpe_bench.report.statistics import LINE, token_means
 from rpe_bench.schema import TABLES
 
 GROUPS = 64
@@ -118,16 +118,12 @@ def _grouped(rows: pd.DataFrame, by: list[str], means: list[str]) -> pd.DataFram
     stop = start + width
     # As far as there are positions at all.
     start, stop = start.clip(lower=at.transform("min")), stop.clip(upper=at.transform("max") + 1)
-    rows = rows.assign(position=start, to=stop, **{name: rows[name] * rows["tokens"] for name in means})
+    rows = rows.assign(position=start, to=stop)
     keys = [column for column in rows if column in KEYS or column == "ratio"]
-    kept = rows.groupby([*by, "position"], sort=True)
-    sums = kept[["tokens", *means]].sum()
-    # A sum passes over what is missing; a mean with it is not a number.
-    missing = rows[means].isna().groupby([rows[key] for key in [*by, "position"]], sort=True).any()
-    for name in means:
-        sums[name] = _rounded((sums[name] / sums["tokens"]).mask(missing[name]))
-    firsts = kept[[*(key for key in keys if key not in by), "to"]].first()
-    found = firsts.join(sums).reset_index()
+    found = token_means(rows, [*by, "position", "to"], means)
+    found = found.assign(**{name: _rounded(found[name]) for name in means})
+    others = rows[[*by, *(key for key in keys if key not in by)]].drop_duplicates(by)
+    found = found.merge(others, on=by, validate="many_to_one")
     return found[[*(key for key in rows if key in KEYS), "length", "position", "to", "tokens", *means, "ratio"]]
 
 
@@ -154,12 +150,13 @@ def distance_bins(slices: pd.DataFrame) -> pd.DataFrame:
     # All runs of a task are scored on the same examples, and so at the same distances.
     farthest = rows.groupby(["task_label", "length"])["value"].transform("max")
     place = np.ceil(BINS * rows["value"] / farthest).astype("int64").clip(1, BINS) - 1
-    rows = rows.assign(bin=place, accuracy=rows["accuracy"] * rows["tokens"])
+    rows = rows.assign(bin=place)
     keys = [key for key in rows if key in KEYS]
-    kept = rows.groupby([*_RUN, "length", "slice", "bin"], sort=True)
-    sums = kept[["tokens", "accuracy"]].sum()
-    sums["accuracy"] = _rounded(sums["accuracy"] / sums["tokens"])
-    found = kept[[*(key for key in keys if key not in _RUN), "ratio"]].first().join(sums).reset_index()
+    by = [*_RUN, "length"]
+    found = token_means(rows, [*by, "slice", "bin"], ["accuracy"])
+    found["accuracy"] = _rounded(found["accuracy"])
+    others = rows[[*by, *(key for key in keys if key not in by), "ratio"]].drop_duplicates(by)
+    found = found.merge(others, on=by, validate="many_to_one")
     return found[[*keys, "length", "slice", "bin", "tokens", "accuracy", "ratio"]]
 
 
@@ -232,9 +229,7 @@ def _read(path: Path, columns: dict[str, str]) -> pd.DataFrame:
         header = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
         kinds = {name: nullable.get(kind := columns.get(name, "str"), kind) for name in header}
         missing = {name: [""] for name, kind in kinds.items() if kind == "Int64"}
-        frame = pd.read_csv(
-            path, dtype=kinds, keep_default_na=False, na_values={**floats, **missing}, float_precision="round_trip"
-        )
+        frame = read_csv(path, dtype=kinds, na_values={**floats, **missing})
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from error
     except ValueError as error:

@@ -10,15 +10,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rpe_bench.report.dashboard import as_json, dashboard_data, page
-from rpe_bench.report.load import ReportError, load_results
+from rpe_bench.report.load import ReportError, load_results, stamps
 
 ADDRESS = "127.0.0.1"
 
 REST = 4
-"""Reading the runs again waits for this many times as long as it took the last time: the cores are for the sweep."""
+"""Looking at the runs again waits for this many times as long as it took the last time: the cores are for the sweep."""
 
-_WATCHED = ("run.json", "config.yaml", "train.csv", "attention/attention.csv")
-"""What changes when a run starts, goes on, ends, or has its attention looked at."""
+ATTENTION = "attention/attention.csv"
+"""What changes in a run that has its attention looked at."""
 
 
 class Watched:
@@ -41,23 +41,22 @@ class Watched:
 
     def _look(self) -> None:
         started = time.monotonic()
-        seen = _state(self._results_dir / "runs")
-        if self._version and seen == self._seen:
-            return
-        # What is written while this reads makes another state, which is seen the next time.
-        self._data = dashboard_data(load_results(self._results_dir), self._results_dir)
-        self._seen, self._version = seen, self._version + 1
+        seen = _state(self._results_dir)
+        if not self._version or seen != self._seen:
+            # What is written while this reads makes another state, which is seen the next time.
+            self._data = dashboard_data(load_results(self._results_dir), self._results_dir)
+            self._seen, self._version = seen, self._version + 1
         self._ready_at = time.monotonic() + REST * (time.monotonic() - started)
 
 
-def _state(runs: Path) -> dict[str, tuple[int, ...]]:
-    """When the watched files of each run were last written."""
+def _state(results_dir: Path) -> dict[str, tuple[str, int]]:
+    """What the files of each run are, and when its attention was last looked at."""
     try:
-        with os.scandir(runs) as entries:
-            places = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        found = stamps(results_dir)
     except OSError as error:
-        raise ReportError(f"no runs in {runs.parent}: {error.strerror}") from error
-    return {place: tuple(_written(f"{place}/{name}") for name in _WATCHED) for place in sorted(places)}
+        raise ReportError(f"no runs in {results_dir}: {error.strerror}") from error
+    runs = results_dir / "runs"
+    return {name: (files, _written(f"{runs}/{name}/{ATTENTION}")) for name, files in found.items()}
 
 
 def _written(path: str) -> int:

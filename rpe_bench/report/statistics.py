@@ -6,6 +6,7 @@ Pure functions of the DataFrames of `load_results`: rows of runs in, one row a r
     effective_lengths     how far each run holds
     areas                 how well it does over all lengths, on a log scale
     generalising          whether it still works at a multiple of the training length; share_generalising over seeds
+    token_means           of parts of sequences
     fits                  whether it learned the task within the training length; over_seeds_fitted reports both ways
     over_tasks            one number an encoding, for a leaderboard
 
@@ -14,8 +15,8 @@ but of one trained model: counting them as repetitions would say how well that m
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,9 @@ LINE = ("task_label", "encoding_label")
 
 POINT = (*LINE, "length", "ratio")
 """Columns that name one point of it."""
+
+_RUN = [*LINE, "seed", "train_length"]
+"""Columns that name one run, and what it was trained on."""
 
 HOLDS = 0.9
 """Exact match, or accuracy, that counts as still working."""
@@ -56,13 +60,14 @@ def over_seeds(
     value: str,
     by: Sequence[str] = POINT,
     rng: np.random.Generator | None = None,
+    middle: bool = True,
 ) -> pd.DataFrame:
     """Number, mean and range of a column over the seeds, for every combination of `by`.
 
-    rows: one row for each seed and combination. rng: also the 95 % interval of the mean, the interquartile mean (that
-    of the middle half) and its interval, by the methods of `intervals`. Returns the columns of `by`, then n, mean, min,
-    max(, low, high, iqm, iqm_low, iqm_high), sorted by `by`. Where a value isn't finite for one seed, the mean isn't
-    either: no seed is dropped. ValueError where a seed comes twice.
+    rows: one row for each seed and combination. rng: also the 95 % interval of the mean, by the methods of `intervals`,
+    and, unless `middle` is false, the interquartile mean (that of the middle half) and its interval. Returns the
+    columns of `by`, then n, mean, min, max(, low, high(, iqm, iqm_low, iqm_high)), sorted by `by`. Where a value isn't
+    finite for one seed, the mean isn't either: no seed is dropped. ValueError where a seed comes twice.
     """
     rows = rows.sort_values([*by, "seed"])
     if (twice := rows.duplicated([*by, "seed"])).any():
@@ -73,7 +78,9 @@ def over_seeds(
     sizes = counts["n"].to_numpy(dtype=int)
     starts = np.cumsum(sizes) - sizes
     values = rows[value].to_numpy(dtype=float)
-    columns = ["mean", "min", "max", *(("low", "high", "iqm", "iqm_low", "iqm_high") if rng is not None else ())]
+    columns = ["mean", "min", "max"]
+    if rng is not None:
+        columns += ["low", "high", *(("iqm", "iqm_low", "iqm_high") if middle else ())]
     found = np.empty((len(sizes), len(columns)))
     # Every group of n seeds gets the same resamples, so that its interval doesn't hang on what else is in the table.
     key = None if rng is None else int(rng.integers(2**63))
@@ -82,13 +89,19 @@ def over_seeds(
         values_GN = values[starts[chosen][:, None] + np.arange(n)]
         summary = [values_GN.mean(axis=1), values_GN.min(axis=1), values_GN.max(axis=1)]
         if key is not None:
-            counts_SN = resamples(int(n), np.random.default_rng([key, int(n)]))
+            counts_SN = _resamples(int(n), key)
             least, most = BOUNDS.get(value, (-math.inf, math.inf))
             summary += [np.clip(end, least, most) for end in mean_interval(values_GN, counts_SN)]
-            summary.append(trimmed_mean(values_GN))
-            summary += [np.clip(end, least, most) for end in interquartile_interval(values_GN, counts_SN)]
+            if middle:
+                summary.append(trimmed_mean(values_GN))
+                summary += [np.clip(end, least, most) for end in interquartile_interval(values_GN, counts_SN)]
         found[chosen] = np.stack(summary, axis=1)
     return pd.concat([counts, pd.DataFrame(found, columns=columns)], axis="columns")
+
+
+@lru_cache(maxsize=2)  # they are asked for again and again; of hundreds of seeds they take tens of megabytes
+def _resamples(n: int, key: int) -> np.ndarray:
+    return resamples(n, np.random.default_rng([key, n]))
 
 
 def effective_lengths(evaluations: pd.DataFrame, threshold: float = HOLDS) -> pd.DataFrame:
@@ -98,14 +111,14 @@ def effective_lengths(evaluations: pd.DataFrame, threshold: float = HOLDS) -> pd
     Returns one row a run: LINE, seed, train_length, effective_length, effective_ratio (to the training length) and
     at_limit, true where no evaluated length failed, so that the run may hold further than was measured.
     """
-    records = []
-    for key, run in _beyond(evaluations):
-        holds = np.logical_and.accumulate(run["exact_match"].to_numpy() >= threshold)
-        records.append([*key, int(run["length"].to_numpy()[holds].max(initial=0)), bool(holds.all())])
-    columns = [*LINE, "seed", "train_length", "effective_length", "at_limit"]
-    lengths = pd.DataFrame(records, columns=columns)
+    rows = _beyond(evaluations)
+    by = [rows[column] for column in _RUN]
+    holds = (rows["exact_match"] >= threshold).astype("int8").groupby(by, sort=False).cummin()
+    reached = rows[_RUN].assign(effective_length=rows["length"].where(holds == 1, 0), at_limit=holds)
+    runs = reached.groupby(_RUN, sort=True)
+    lengths = runs.agg(effective_length=("effective_length", "max"), at_limit=("at_limit", "min")).reset_index()
     lengths.insert(5, "effective_ratio", lengths["effective_length"] / lengths["train_length"])
-    return lengths
+    return lengths.assign(at_limit=lengths["at_limit"] == 1)
 
 
 def over_seeds_effective(
@@ -131,13 +144,17 @@ def areas(evaluations: pd.DataFrame, metric: str = "exact_match") -> pd.DataFram
     the same. Returns one row a run: LINE, seed, train_length, first, longest and area; no row for a run with a single
     such length. Runs can be compared where first and longest are the same.
     """
-    records = []
-    for key, run in _beyond(evaluations):
-        logs, values = np.log(run["length"].to_numpy(dtype=float)), run[metric].to_numpy(dtype=float)
-        if len(run) > 1:
-            area = float(np.sum(np.diff(logs) * (values[1:] + values[:-1]) / 2) / (logs[-1] - logs[0]))
-            records.append([*key, run["length"].iloc[0], run["length"].iloc[-1], area])
-    return pd.DataFrame(records, columns=[*LINE, "seed", "train_length", "first", "longest", "area"])
+    rows = _beyond(evaluations)
+    runs = rows.groupby(_RUN, sort=True)
+    number = runs.ngroup().to_numpy()
+    logs, values = np.log(rows["length"].to_numpy(dtype=float)), rows[metric].to_numpy(dtype=float)
+    within = np.diff(number) == 0
+    trapezoids = np.diff(logs) * (values[1:] + values[:-1]) / 2
+    found = runs["length"].agg(first="first", longest="last").reset_index()
+    total = np.bincount(number[1:][within], trapezoids[within], minlength=len(found))
+    several = found["longest"] > found["first"]
+    found, total = found[several].reset_index(drop=True), total[several.to_numpy(dtype=bool)]
+    return found.assign(area=total / np.log(found["longest"] / found["first"]))
 
 
 def generalising(
@@ -230,9 +247,19 @@ def over_tasks(scores: pd.DataFrame, value: str) -> pd.DataFrame:
     return table.sort_values("mean", ascending=False, kind="stable", ignore_index=True)
 
 
-def _beyond(evaluations: pd.DataFrame) -> Iterable[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """The rows of each run at or above its training length, by length; keys LINE, seed, train_length."""
+def _beyond(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each run at or above its training length, by length."""
     rows = evaluations[evaluations["length"] >= evaluations["train_length"]]
-    rows = rows.sort_values([*LINE, "seed", "length"])
-    grouped: Any = rows.groupby([*LINE, "seed", "train_length"], sort=True)
-    return grouped
+    return rows.sort_values([*_RUN, "length"], ignore_index=True)
+
+
+def token_means(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """`means.token_mean` of some columns for each combination of `by`: these, tokens and the columns, in order."""
+    by, columns = list(by), list(columns)
+    parts = rows[[*by, "tokens"]].assign(**{name: rows[name] * rows["tokens"] for name in columns})
+    sums = parts.groupby(by, sort=True)[["tokens", *columns]].sum()
+    for name in columns:
+        sums[name] = sums[name] / sums["tokens"]
+        if (unknown := parts[name].isna()).any():  # which a sum passes over, and a mean does not
+            sums[name] = sums[name].mask(unknown.groupby([parts[key] for key in by], sort=True).any())
+    return sums.reset_index()

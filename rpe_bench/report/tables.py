@@ -1,7 +1,8 @@
 """Tables: tidy ones for the next program, wide ones for a reader."""
 
 import math
-from itertools import pairwise
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from rpe_bench.report.statistics import (
     over_seeds,
     over_seeds_effective,
     over_tasks,
+    token_means,
 )
 
 THRESHOLD = HOLDS
@@ -88,27 +90,30 @@ def position_bins(results: Results) -> pd.DataFrame:
     """
     rows = grouped_positions(results.positions)
     longest = rows.groupby(list(LINE))["length"].transform("max")
-    rows = rows[rows["length"] == longest]
-    records = []
-    by = [*LINE, "seed", "train_tokens", "length"]
-    for key, run in rows.groupby(by, sort=True):
-        trained, end = int(run["train_tokens"].iloc[0]), int(run["to"].max())
-        doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
-        edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
-        cut = [run.loc[(run["position"] < edge) & (edge < run["to"]), "to"].max() for edge in edges]
-        edges = [edge if np.isnan(stop) else int(stop) for edge, stop in zip(edges, cut, strict=True)]
-        edges = sorted({edge for edge in edges if edge <= end})
-        for start, stop in pairwise(edges):
-            part = run[(run["position"] >= start) & (run["position"] < stop)]
-            if part.empty:  # where the task asks nothing
-                continue
-            tokens = int(part["tokens"].sum())
-            loss, accuracy = (float((part[name] * part["tokens"]).sum()) / tokens for name in ("loss", "accuracy"))
-            with np.errstate(over="ignore"):  # of a model that is certain and wrong
-                perplexity = float(np.exp(loss))
-            records.append([*key, start, stop, tokens, loss, perplexity, accuracy])
-    columns = [*by, "from", "to", "tokens", "loss", "perplexity", "accuracy"]
-    return pd.DataFrame(records, columns=columns)
+    rows = rows[rows["length"] == longest].reset_index(drop=True)
+    start, stop = np.empty((2, len(rows)), dtype="int64")
+    # All runs of a task are scored at the same positions.
+    alike: Any = rows.groupby(["task_label", "train_tokens", "length"]).indices
+    for (_, trained, _), index in alike.items():
+        groups = rows.loc[index, ["position", "to"]].drop_duplicates()
+        edges = _bin_edges(groups, int(trained))
+        place = np.searchsorted(edges, rows["position"].to_numpy()[index], side="right")
+        start[index], stop[index] = edges[place - 1], edges[place]
+    by = [*LINE, "seed", "train_tokens", "length", "from", "to"]
+    found = token_means(rows.assign(**{"from": start, "to": stop}), by, ("loss", "accuracy"))
+    with np.errstate(over="ignore"):  # of a model that is certain and wrong
+        found.insert(len(by) + 2, "perplexity", np.exp(found["loss"]))
+    return found
+
+
+def _bin_edges(groups: pd.DataFrame, trained: int) -> np.ndarray:
+    """Where bins of positions begin, and the last one ends; groups: position and to of each group of neighbours."""
+    end = int(groups["to"].max())
+    doublings = 2 ** np.arange(1, max(2, math.ceil(math.log2(max(end / trained, 2)))))
+    edges = [0, *(round(trained * multiple) for multiple in (0.5, 1, 1.5, *doublings)), end]
+    cut = [groups.loc[(groups["position"] < edge) & (edge < groups["to"]), "to"].max() for edge in edges]
+    edges = [edge if np.isnan(stop) else int(stop) for edge, stop in zip(edges, cut, strict=True)]
+    return np.array(sorted({edge for edge in edges if edge <= end}))
 
 
 def wide_tables(results: Results, times: str = "x") -> dict[str, pd.DataFrame]:
@@ -183,18 +188,35 @@ def text_tables(results: Results, width: int = 100) -> str:
 
 
 def notes(results: Results, named: int = 20) -> list[str]:
-    """How many runs there are of each status, and those that are in no average by name (the first few of each status).
+    """How many runs there are of each status; those that are in no average by name (the first few of each status); and
+    what one name is several configurations of.
 
     The table of runs names all of them.
     """
     counts = results.runs["status"].value_counts()
-    total = len(results.runs)
-    present = [f"{counts[status]} {status}" for status in STATUSES if status in counts]
+    missing = int(counts.get("missing", 0))
+    total = len(results.runs) - missing
+    present = [f"{counts[status]} {status}" for status in STATUSES if status in counts and status != "missing"]
     lines = [f"{total} run director{'ies' if total != 1 else 'y'}: {', '.join(present) or 'none to read'}"]
+    if missing:
+        lines[0] += f"; {missing} more {'is' if missing == 1 else 'are'} missing"
     for status in STATUSES[1:]:
         rows = results.runs[results.runs["status"] == status]
         shown = rows.head(named)
         lines += [f"{status}: {row.directory} ({row.reason})" for row in shown.itertuples()]
         if len(rows) > len(shown):
             lines.append(f"{status}: and {len(rows) - len(shown)} more")
-    return lines
+    return [*lines, *_kept_apart(results.task_labels, named), *_kept_apart(results.encoding_labels, named)]
+
+
+def _kept_apart(labels: Sequence[str], named: int) -> list[str]:
+    """`rope: 2 configurations, kept apart: rope, rope (base=500000)`, for each name that is several."""
+    by_name: dict[str, list[str]] = {}
+    for label in labels:
+        by_name.setdefault(label.partition(" (")[0], []).append(label)
+    return [
+        f"{name}: {len(of_name)} configurations, kept apart: "
+        + ", ".join([*of_name[:named], *([f"{len(of_name) - named} more"] if len(of_name) > named else [])])
+        for name, of_name in by_name.items()
+        if len(of_name) > 1
+    ]

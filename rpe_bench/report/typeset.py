@@ -2,7 +2,7 @@
 significantly worse, are marked."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from rpe_bench.report.comparison import against_best
+from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import Results, in_order
 from rpe_bench.report.statistics import HOLDS, LINE, over_seeds
 from rpe_bench.report.tables import (
@@ -103,7 +104,11 @@ def task_pages(results: Results) -> list[Page]:
         columns += [*(["training set"] if extra is not None else []), "holds up to", "seeds"]
         caption = f"Token accuracy, {task_caption(results, task)}"
         if rows["n"].max() > 1:
-            caption += ", with the 95 % interval of the mean"
+            none = " (none of a single seed)" if rows["n"].min() == 1 else ""
+            fewest = int(rows.loc[rows["n"] > 1, "n"].min())
+            caption += f", with the 95 % interval of the mean{none}; {coverage_range('mean', fewest)}"
+        else:
+            caption += ", no interval"
         caption += f". Marked: {MARKS}." if tells else f". {UNTOLD.capitalize()}." if several else "."
         pages.append(Page(task, caption, columns, body, baselines))
     return pages
@@ -158,40 +163,62 @@ def _markdown_cell(cell: Cell | str) -> str:
     return f"{text} ({cell.low:.3f}–{cell.high:.3f})" if np.isfinite(cell.low) else text
 
 
+MOST_ROWS = 26
+"""Of a table in LaTeX; with more it would be longer than a page, and is cut into several."""
+
+
 def latex(pages: Sequence[Page]) -> str:
-    """LaTeX for \\input, one table a page; needs the package booktabs. Best means in bold, those as good underlined."""
-    blocks = ["% Needs \\usepackage{booktabs}."]
+    """LaTeX for \\input, one table a page; needs the packages booktabs and graphicx. Best means in bold, those as good
+    underlined; intervals in a line below. A table that is wider than the page is made smaller."""
+    blocks = [r"% Needs \usepackage{booktabs,graphicx}."]
     for page in pages:
-        columns = "l" + "c" * len(page.columns)
-        caption = page.caption.replace("Marked:", "In bold and underlined:")
-        lines = [
-            r"\begin{table*}",
-            r"\centering\small",
-            rf"\caption{{{_escaped(page.title)}. {_escaped(caption)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            " & ".join(["", *map(_escaped, page.columns)]) + r" \\",
-            r"\midrule",
-            *(_latex_row(name, cells) for name, cells in page.rows),
-        ]
-        if page.baselines:
-            lines += [r"\midrule", *(_latex_row(name, cells) for name, cells in page.baselines)]
-        blocks.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}"]))
+        parts = -(-len(page.rows) // MOST_ROWS)
+        for part in range(parts):
+            start, stop = (len(page.rows) * edge // parts for edge in (part, part + 1))
+            which = "" if parts == 1 else f" ({part + 1} of {parts})"
+            blocks.append(_latex_table(page, page.rows[start:stop], which))
     return "\n\n".join(blocks) + "\n"
 
 
-def _latex_row(name: str, cells: Sequence[Cell | str]) -> str:
-    return " & ".join([_escaped(name), *map(_latex_cell, cells)]) + r" \\"
+def _latex_table(page: Page, rows: Sequence[tuple[str, list[Cell | str]]], which: str) -> str:
+    caption = page.caption.replace("Marked:", "In bold and underlined:")
+    lines = [
+        r"\begin{table*}",
+        r"\centering\small",
+        r"\setlength{\abovecaptionskip}{0pt}\setlength{\belowcaptionskip}{6pt}",
+        rf"\caption{{{_escaped(page.title + which)}. {_escaped(caption)}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{",
+        rf"\begin{{tabular}}{{l{'c' * len(page.columns)}}}",
+        r"\toprule",
+        " & ".join(["", *map(_escaped, page.columns)]) + r" \\",
+        r"\midrule",
+        *(line for name, cells in rows for line in _latex_rows(name, cells)),
+    ]
+    if page.baselines:
+        lines += [r"\midrule", *(line for name, cells in page.baselines for line in _latex_rows(name, cells))]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}"])
+
+
+def _latex_rows(name: str, cells: Sequence[Cell | str]) -> list[str]:
+    """A row of means and, if any has one, a row of their intervals."""
+    rows = [" & ".join([_escaped(name), *map(_latex_cell, cells)]) + r" \\"]
+    intervals = [_latex_interval(cell) for cell in cells]
+    if any(intervals):
+        rows += [r"\addlinespace[-2.5pt]", " & ".join(["", *intervals]) + r" \\", r"\addlinespace[2pt]"]
+    return rows
 
 
 def _latex_cell(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return _escaped(cell)
     text = f"{cell.mean:.3f}"
-    text = {BEST: rf"\textbf{{{text}}}", AS_GOOD: rf"\underline{{{text}}}", "": text}[cell.mark]
-    if not np.isfinite(cell.low):
-        return text
-    return rf"\shortstack{{{text}\\{{\tiny {cell.low:.3f}--{cell.high:.3f}}}}}"
+    return {BEST: rf"\textbf{{{text}}}", AS_GOOD: rf"\underline{{{text}}}", "": text}[cell.mark]
+
+
+def _latex_interval(cell: Cell | str) -> str:
+    if isinstance(cell, str) or not np.isfinite(cell.low):
+        return ""
+    return rf"{{\tiny {cell.low:.3f}--{cell.high:.3f}}}"
 
 
 _SPECIAL = {
@@ -210,14 +237,20 @@ def _escaped(text: str) -> str:
 
 def accuracy_markdown(results: Results) -> str:
     """All tasks, and what was left out of them."""
+    return _accuracy_markdown(results, task_pages(results))
+
+
+def _accuracy_markdown(results: Results, pages: Sequence[Page]) -> str:
     footer = [HOLDS_UP_TO, "\n".join(f"- {note}" for note in notes(results))]
-    return markdown(task_pages(results), "Token accuracy by length / training length", footer)
+    return markdown(pages, "Token accuracy by length / training length", footer)
 
 
-RENDERED: dict[str, Callable[[Results], str]] = {
-    "accuracy.md": accuracy_markdown,
-    "accuracy.tex": lambda results: latex(task_pages(results)),
-    "leaderboard.md": lambda results: markdown([leaderboard_page(results)], "Encodings over tasks", []),
-    "leaderboard.tex": lambda results: latex([leaderboard_page(results)]),
-}
-"""File -> its text."""
+def rendered(results: Results) -> dict[str, str]:
+    """File -> its text."""
+    pages, board = task_pages(results), [leaderboard_page(results)]
+    return {
+        "accuracy.md": _accuracy_markdown(results, pages),
+        "accuracy.tex": latex(pages),
+        "leaderboard.md": markdown(board, "Encodings over tasks", []),
+        "leaderboard.tex": latex(board),
+    }

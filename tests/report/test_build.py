@@ -1,13 +1,15 @@
 """The whole report: its files, its text, and its refusals."""
 
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from rpe_bench.report import ReportError, load_results, write_report
+from rpe_bench.report import ReportError, build, load_results, write_report
 from rpe_bench.report.build import file_stems
 from rpe_bench.report.tables import accuracy_table, notes, text_tables, wide_tables
 from rpe_bench.report.typeset import accuracy_markdown
@@ -61,6 +63,36 @@ def test_report_writes_its_files_and_the_same_again(results_dir, tmp_path):
     again = write_report(results_dir, tmp_path / "a b")
     assert [path.read_bytes() for path in again.paths] == first
     assert again == report
+
+
+def test_figures_are_the_same_when_processes_share_them(fabricate, tmp_path, monkeypatch):
+    results_dir = fabricate().parents[1]
+    alone = write_report(results_dir, tmp_path / "alone")
+    monkeypatch.setattr(build, "available_cores", lambda: 2)
+    monkeypatch.setattr(build, "_WORTH", 1)
+    draw = build._draw
+    drawn = []
+    monkeypatch.setattr(build, "_draw", lambda *given: drawn.append(given) or draw(*given))
+    shared = write_report(results_dir, tmp_path / "shared")
+    assert drawn == []  # by this process
+    for one, other in zip(alone.figures, shared.figures, strict=True):
+        assert one.name == other.name and one.read_bytes() == other.read_bytes()
+
+
+def test_what_goes_wrong_in_a_process_that_draws_is_raised(fabricate, tmp_path, monkeypatch):
+    results_dir = fabricate().parents[1]
+    monkeypatch.setattr(build, "available_cores", lambda: 2)
+    monkeypatch.setattr(build, "_WORTH", 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "copy-learning.pdf")
+
+    monkeypatch.setattr(build, "save_figure", full)
+    with pytest.raises(OSError, match="No space left on device: 'copy-learning.pdf'"):
+        write_report(results_dir, tmp_path)
+    monkeypatch.setattr(build, "save_figure", lambda *_: os._exit(9))
+    with pytest.raises(RuntimeError, match="drawing figures ended with status 9"):
+        write_report(results_dir, tmp_path)
 
 
 def test_what_an_earlier_report_wrote_and_nothing_else_goes(fabricate):
@@ -134,6 +166,16 @@ def test_text_ends_with_what_was_left_out(results_dir):
     assert lines[-1].startswith("unfinished: copy-rope-quick-s8-")
     markdown = accuracy_markdown(results)
     assert f"- {lines[-2]}" in markdown and "holds up to" in markdown
+
+
+def test_what_is_several_configurations_is_said_to_be_kept_apart(fabricate):
+    for base in (10_000.0, 500_000.0):
+        run = fabricate("copy", "rope", config={"encoding.base": base})
+    fabricate("copy", "alibi", config={"model.causal": False})
+    assert notes(load_results(run.parents[1]))[1:] == [
+        "copy: 2 configurations, kept apart: copy (causal=False), copy (causal=True)",
+        "rope: 2 configurations, kept apart: rope (base=10000), rope (base=500000)",
+    ]
 
 
 def test_wide_table_agrees_with_the_runs(results_dir):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rpe_bench import ledger
 from rpe_bench.cli import main
 from rpe_bench.report.comparison import (
     against_best,
@@ -316,6 +317,21 @@ def test_runs_are_compared(results_dir):
     assert found.seeds == [0, 1, 2] and found.examples is None
     assert (found.lengths["difference"].iloc[-3:] > 0).all()
     assert any(note.startswith("failed: copy-rope-quick-s3-") and "loss is nan" in note for note in found.notes)
+    assert not any("t5" in note for note in found.notes)
+
+
+def test_what_nothing_is_known_of_is_named_too(results_dir):
+    """It may be of the two encodings."""
+    old = next((results_dir / "runs").glob("copy-rope-*-s2-*"))
+    (old / "run.json").write_text((old / "run.json").read_text().replace('"format": 1', '"format": 0'))
+    (results_dir / "runs/notes").mkdir()
+    asked = ["copy-rope-quick-s9-00000000", "copy-t5-quick-s9-00000000"]
+    ledger.append(results_dir, "sweep", runs=asked)
+    found = compare_runs(results_dir, "alibi", "rope", "copy", "token_accuracy")
+    assert found.seeds == [0, 1]
+    assert f"other format: {old.name} (results format 0, where this version reads 1)" in found.notes
+    assert "foreign: notes (no run.json)" in found.notes
+    assert any(note.startswith(f"missing: {asked[0]}") for note in found.notes)
     assert not any("t5" in note for note in found.notes)
 
 

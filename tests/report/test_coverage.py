@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from rpe_bench.report import coverage
-from rpe_bench.report.coverage import METHODS, SHAPES, coverage_line, coverage_of, measure, shapes_of, table, used
+from rpe_bench.report.coverage import (
+    METHODS,
+    SHAPES,
+    coverage_line,
+    coverage_of,
+    coverage_range,
+    measure,
+    shapes_of,
+    table,
+    used,
+)
 from rpe_bench.report.intervals import interquartile_interval, mean_interval, resamples
 
 SEEDS = (5, 10, 20)
@@ -90,3 +100,14 @@ def test_the_line_beside_an_interval():
     assert f"{100 * found['one in ten fails']:.0f} % where one in ten fails" in line
     assert "a true share of 0.5" in coverage_line("share", 5)
     assert coverage_line("mean", 1) == "one seed: no interval"
+
+
+def test_the_line_in_a_caption():
+    shares = {shape: round(100 * share) for shape, share in coverage_of("mean", 3).items()}
+    fail = [share for shape, share in shares.items() if "fail" in shape]
+    fit = [share for shape, share in shares.items() if "fail" not in shape]
+    assert coverage_range("mean", 3) == (
+        f"in simulations, such intervals of 3 seeds held the true mean {min(fit)} to {max(fit)} % of the time, "
+        f"{min(fail)} to {max(fail)} % where some seeds fail"
+    )
+    assert coverage_range("mean", 1) == ""

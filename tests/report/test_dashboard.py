@@ -22,8 +22,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from rpe_bench import ledger
 from rpe_bench.cli import main
-from rpe_bench.report import load_results
+from rpe_bench.report import dashboard, load_results
 from rpe_bench.report.dashboard import dashboard_data, page, write_dashboard
 from rpe_bench.report.server import Server, Watched
 from rpe_bench.report.statistics import over_seeds
@@ -106,6 +107,15 @@ def test_every_directory_is_listed_with_its_status_its_reason_and_its_config(res
     assert seeds.pop("notes") is None
     assert all(seed == re.search("-s([0-9])-", name)[1] for name, seed in seeds.items())
     assert "results_dir" not in data["configs"]  # a folder of this machine
+
+
+def test_a_run_that_is_missing_is_listed(fabricate):
+    run = fabricate()
+    ledger.append(run.parents[1], "sweep", runs=["copy-rope-quick-s1-00000000"])
+    data = data_of(run.parents[1])
+    assert listed(data["runs"]["status"]) == ["finished", "missing"] and "missing" in data["statuses"]
+    assert data["scores"][1] is None
+    json.dumps(data, allow_nan=False)
 
 
 def test_a_run_that_goes_on_has_the_curve_that_it_has_written_so_far(fabricate):
@@ -245,6 +255,34 @@ def test_five_hundred_runs_take_less_than_six_megabytes(fabricate):
     per_run = max(np.diff(sizes)[1:])  # the second one brings in the intervals
     assert sizes[-1] + 500 * per_run < 6e6
     assert per_run > 1000  # there is something in it
+
+
+@pytest.fixture
+def crowded(results, results_dir, monkeypatch):
+    """Data of a page on which the runs of one seed fill the room there is for single ones."""
+    cells = len(listed(dashboard_data(results, results_dir)["tasks"][0]["positions"]["length"]))
+    monkeypatch.setattr(dashboard, "POSITION_VALUES", 5 * cells)
+    monkeypatch.setattr(dashboard, "BINS", range(64, 65))
+    monkeypatch.setattr(dashboard, "CURVES", 10)
+    monkeypatch.setattr(dashboard, "CURVE", range(4, 121))
+    return dashboard_data(results, results_dir)
+
+
+def test_what_single_runs_lack_on_a_crowded_page_is_said(results, data, crowded):
+    assert data["left_out"] == []
+    assert crowded["left_out"] == [
+        "Scores of single runs by position are on this page for the lowest seed of each line, of up to 3.",
+        "Curves of training have 4 points of each run.",
+        "Means and intervals are of all runs, and so is the table.",
+    ]
+    seeds = listed(crowded["runs"]["seed"])
+    for line, whole in zip(crowded["lines"], data["lines"], strict=True):
+        assert {seeds[run] for run in line["runs"] if "positions" in crowded["scores"][run]} == {0}
+        for run in line["runs"]:
+            assert len(crowded["scores"][run]["training"]["loss"]) == 4
+            assert crowded["scores"][run]["training"]["loss"][-1] == data["scores"][run]["training"]["loss"][-1]
+            assert crowded["scores"][run]["lengths"] == data["scores"][run]["lengths"]
+        assert line["positions"] == whole["positions"] and line["lengths"] == whole["lengths"]
 
 
 # As files, and over HTTP
@@ -602,6 +640,38 @@ def test_an_open_page_takes_up_new_runs_and_keeps_the_choices(browser, server, f
     assert page.lines() == ["alibi", "t5"]
     assert page.texts("#lengths h2") == ["Exact match by length: copy"] and page.focused() == "encoding-alibi"
     assert page.driver.get_log("browser") == []
+
+
+def test_a_crowded_page_says_what_it_leaves_out_where_that_would_be(browser, crowded, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(page(crowded))
+    shown = Page(browser, f"{path.as_uri()}#task=copy&seeds=1")
+    assert shown.texts("#left-out") == [" ".join(crowded["left_out"])]
+    assert shown.js("return document.querySelectorAll('#lengths .seed').length") == 6
+    shown.until("return document.querySelectorAll('#positions .seed').length")
+    assert shown.js("return document.querySelectorAll('#positions .seed').length") == 2
+    assert "Single lines: of 3 seeds of an encoding, 1 seed, the lowest." in shown.texts("#positions .note")[0]
+    assert "Single lines" not in shown.texts("#lengths .note")[0]
+    without = next(run for run in crowded["lines"][0]["runs"] if "positions" not in crowded["scores"][run])
+    shown.js("location.hash = `run=${arguments[0]}`", listed(crowded["runs"]["directory"])[without])
+    shown.until("return !document.getElementById('run').hidden")
+    assert "Not on this page, which has too many runs for it; positions.csv of the run has it." in shown.texts(
+        "#run .note"
+    )
+    assert shown.driver.get_log("browser") == []
+
+
+def test_a_chart_of_very_many_single_lines_draws_some_and_says_how_many(browser, results, results_dir, tmp_path):
+    path = write_dashboard(results, results_dir, tmp_path / "page.html")
+    path.write_text(path.read_text().replace("SINGLE_LINES = 600", "SINGLE_LINES = 4"))
+    policy = re.search("script-src '(sha256-[^']*)'", path.read_text())[1]
+    script = re.search('<script type="module">(.*)</script>', path.read_text(), re.DOTALL)[1]
+    path.write_text(path.read_text().replace(policy, dashboard._digest(script)))
+    shown = Page(browser, f"{path.as_uri()}#task=copy&seeds=1")
+    assert shown.js("return document.querySelectorAll('#lengths .seed').length") == 4
+    assert "Single lines: of 3 seeds of an encoding, 2 seeds, the lowest." in shown.texts("#lengths .note")[0]
+    shown.until("return document.querySelectorAll('#training .seed').length")
+    assert shown.js("return document.querySelectorAll('#training .seed').length") == 4
 
 
 def test_before_the_first_run_has_finished_the_page_lists_what_there_is(browser, fabricate, tmp_path):

@@ -1,12 +1,19 @@
 """Figures: what is drawn, that nothing covers anything, and that they can be made again to the byte."""
 
+import json
+
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.transforms import Bbox
 
+from rpe_bench.report import curves
+from rpe_bench.report.cost import cost_figure
+from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.extrapolation import extrapolation_figure
+from rpe_bench.report.families import groups
 from rpe_bench.report.figures import COLUMN, PAGE, digest, looks_of, paper_style, save_figure, styles
 from rpe_bench.report.learning import learning_figure
 from rpe_bench.report.load import ReportError, load_results
@@ -76,8 +83,8 @@ def test_extrapolation_says_what_it_shows(results):
     assert figure.get_figwidth() == COLUMN
     assert texts(figure)[0] == "copy"
     assert " ".join(texts(figure)[1:]) == (
-        "trained up to 16; mean and 95 % interval over 2 seeds; seeds that do not fit (accuracy below 0.9 at the "
-        "training length): learned 2 of 2"
+        f"trained up to 16; mean and 95 % interval over 2 seeds; {coverage_range('mean', 2)}; seeds that do not fit "
+        "(accuracy below 0.9 at the training length): learned 2 of 2"
     )
     assert legend(figure) == ["alibi", "learned", "rope", "chance", "majority", "training length"]
     assert axes.get_xscale() == "log"
@@ -104,11 +111,43 @@ def test_a_single_seed_has_no_interval_and_is_said_to_be_single(fabricate):
         fabricate("copy", "alibi", seed)
     figure = extrapolation_figure(load_results(run.parents[1]), "copy")
     assert " ".join(texts(figure)[1:]) == (
-        "trained up to 16; mean and 95 % interval over 1 to 3 seeds (none for rope with 1)"
+        "trained up to 16; mean and 95 % interval over 1 to 3 seeds (none for rope with 1); "
+        + coverage_range("mean", 3)
     )
     named = {*legend(figure), *(text.get_text() for text in figure.axes[0].texts)}  # or at the ends of their lines
     assert {"alibi, 3 seeds", "rope, 1 seed"} <= named
     assert len(figure.axes[0].collections) == 2
+
+
+@pytest.mark.parametrize("make", [extrapolation_figure, perplexity_figure, learning_figure, cost_figure])
+@pytest.mark.parametrize("task", ["copy", "retrieval"])
+def test_every_figure_says_what_is_of_a_single_seed_and_draws_no_interval_of_it(fabricate, make, task):
+    def add(encoding, seed):
+        run = fabricate(task, encoding, seed)
+        record = json.loads((run / "run.json").read_text()) | {"tokens_per_second": 1000.0 + seed}
+        (run / "run.json").write_text(json.dumps(record))
+        return run
+
+    run = add("rope", 0)
+    add("alibi", 0)
+    alone = make(load_results(run.parents[1]), task)
+    assert "1 seed, no interval" in " ".join(texts(alone)) and "95 %" not in " ".join(texts(alone))
+    for seed in (1, 2):
+        add("alibi", seed)
+    figure = make(load_results(run.parents[1]), task)
+    assert "95 % interval over 1 to 3 seeds (none for rope with 1)" in " ".join(texts(figure))
+    bands = [part for axes in figure.axes for part in axes.collections if not isinstance(part, PathCollection)]
+    if make is not cost_figure:
+        assert len(bands) == len(figure.axes)  # of one encoding
+
+
+def test_seeds_are_dots_as_far_as_they_can_be_told_apart(fabricate, monkeypatch):
+    for seed in range(3):
+        run = fabricate("copy", "rope", seed)
+    results = load_results(run.parents[1])
+    assert len(extrapolation_figure(results, "copy").axes[0].collections) == 2
+    monkeypatch.setattr(curves, "MOST_DOTS", 2)
+    assert len(extrapolation_figure(results, "copy").axes[0].collections) == 1
 
 
 def test_perplexity_by_position_has_panels_of_lengths(results):
@@ -300,3 +339,19 @@ def test_a_file_names_the_data_that_it_was_drawn_from(results, tmp_path):
     for path in save_figure(figure, tmp_path / "figure"):
         assert digest(figure).encode() in path.read_bytes(), path.suffix
     assert changed != digest(figure) == digest(extrapolation_figure(results, "copy"))
+
+
+def test_a_single_encoding_of_its_kind_is_not_called_others():
+    labels = ["learned", "sinusoidal", "rope", "xpos", "alibi", "t5", "kerple", "fire", "nope"]
+    assert groups(labels)["without positions"] == ["nope"] and "others" not in groups(labels)
+    assert groups([*labels, "mine"])["others"] == ["mine", "nope"]
+
+
+def test_of_many_encodings_the_usual_number_of_seeds_is_said_once(fabricate):
+    for number in range(9):
+        for seed in range(1 if number == 4 else 2):
+            run = fabricate("copy", f"e{number}", seed)
+    figure = extrapolation_figure(load_results(run.parents[1]), "copy")
+    named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "e4, 1 seed" in named and {f"e{n}" for n in (0, 1, 2, 3, 5, 6, 7, 8)} <= set(named)
+    assert "; 2 seeds where the legend has no number; grey" in " ".join(texts(figure))

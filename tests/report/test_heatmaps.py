@@ -50,6 +50,15 @@ def test_bins_weigh_distances_by_tokens_and_seeds_alike(retrieval):
             assert row["mean"] == pytest.approx(expected) and row["n"] == 2
 
 
+def test_a_name_wider_than_its_panel_is_broken_between_its_words(retrieval):
+    for name in ("alibi", "cope", "fire", "t5"):
+        retrieval(name, 0, by_hand)
+    drawn = {"name": "randomised", "range": 512}
+    figure = distance_figure(load_results(retrieval("rope", 0, by_hand, positions=drawn)), "retrieval")
+    titles = [panel.get_title(loc="left") for panel in figure.axes[:5]]
+    assert titles == ["alibi", "cope", "fire", "rope (positions=\nrandomised)", "t5"]
+
+
 def test_one_panel_an_encoding_with_the_mean_as_colour(retrieval):
     for encoding in ("t5", "alibi"):
         for seed in range(2):

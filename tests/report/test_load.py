@@ -1,6 +1,8 @@
 """What load_results makes of run directories of every kind."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,8 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from rpe_bench import ledger
 from rpe_bench.config import Recipe
 from rpe_bench.report.load import KEYS, ReportError, _config, flatten, in_order, load_examples, load_results, variants
+from rpe_bench.report.tables import notes
 from rpe_bench.schema import TABLES
 
 
@@ -77,15 +81,16 @@ def test_positions_set_lines_apart(fabricate):
     fabricate("copy", "t5", 0, config={"positions": drawn})
     results = load_results(run.parents[1])
     assert results.task_labels == ["copy"]
-    assert results.encoding_labels == [
-        "alibi (positions=plain)",
-        "rope (positions=plain)",
-        "rope (positions=randomised)",
-        "t5 (positions=randomised)",
-    ]
+    assert results.encoding_labels == ["alibi", "rope", "rope (positions=randomised)", "t5 (positions=randomised)"]
     fabricate("copy", "t5", 0, config={"positions": drawn | {"range": 1024}})
     labels = load_results(run.parents[1]).encoding_labels
-    assert labels[0] == "alibi (positions=plain)" and labels[-1] == "t5 (positions=randomised, range=1024)"
+    assert labels[:2] == ["alibi", "rope"] and labels[-1] == "t5 (positions=randomised, range=1024)"
+
+
+def test_other_positions_than_plain_ones_are_named_whatever_else_there_is(fabricate):
+    drawn = {"name": "randomised", "target": "rpe_bench.positions.randomised.Randomised", "range": 512}
+    run = fabricate("copy", "rope", config={"positions": drawn})
+    assert load_results(run.parents[1]).encoding_labels == ["rope (positions=randomised)"]
 
 
 def test_a_seed_that_would_count_twice_is_separated_by_device_or_is_a_duplicate(fabricate):
@@ -129,6 +134,83 @@ def test_what_cannot_be_averaged_is_counted_and_says_why(fabricate):
     assert "eval.csv" in reasons["unreadable"]
     assert reasons["other format"] == "results format 0, where this version reads 1"
     assert results.evaluations["run_id"].unique().tolist() == [finished.name]
+
+
+def test_a_table_that_is_not_as_it_was_written_is_no_result(fabricate):
+    """As where a copy was cut short: what is left may well be read, and means of it would be of fewer lengths."""
+    sound, cut = fabricate("copy", "rope", 0), fabricate("copy", "rope", 1)
+    for run in (sound, cut):
+        record = json.loads((run / "run.json").read_text())
+        record["bytes"] = {path.name: path.stat().st_size for path in run.glob("*.csv")} | {"checkpoint.pt": 1}
+        (run / "run.json").write_text(json.dumps(record))
+    text = (cut / "positions.csv").read_text()
+    (cut / "positions.csv").write_text(text[: text.index("\n", len(text) // 2) + 1])
+    results = load_results(sound.parents[1])
+    assert by_status(results) == {"finished": [sound.name], "unreadable": [cut.name]}
+    sizes = f"{(cut / 'positions.csv').stat().st_size} bytes, not the {len(text)} that were written"
+    assert results.runs["reason"].tolist()[1] == f"positions.csv has {sizes}"
+    assert results.positions["run_id"].unique().tolist() == [sound.name]
+
+
+def test_examples_that_are_not_as_they_were_written_are_refused(fabricate):
+    run = fabricate("copy")
+    text = f"{','.join(TABLES['examples'])}\n8,0,16,0.5,0.75,0.0\n8,1,16,0.1,1,1\n"
+    (run / "examples.csv").write_text(text)
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"bytes": {"examples.csv": len(text)}}))
+    assert len(load_examples(run.parents[1], [run.name])) == 2
+    (run / "examples.csv").write_text(text[: text.rindex("8,1")])
+    with pytest.raises(ReportError, match="examples.csv: has [0-9]+ bytes, not the [0-9]+ that were written"):
+        load_examples(run.parents[1], [run.name])
+
+
+def test_a_link_to_what_is_not_there_is_counted(fabricate, tmp_path):
+    run = fabricate("copy")
+    (run.parent / "elsewhere").symlink_to(tmp_path / "unmounted")
+    (run.parent / "linked").symlink_to(fabricate("copy", "alibi", results=tmp_path / "disk"))
+    results = load_results(run.parents[1])
+    assert by_status(results) == {"finished": [run.name, "linked"], "unreadable": ["elsewhere"]}
+    assert results.runs.set_index("directory")["reason"]["elsewhere"] == "a link to what is not there"
+
+
+def test_a_table_that_is_a_link_to_what_is_not_there_is_missed_by_its_run(fabricate, tmp_path):
+    run = fabricate("copy")
+    (run / "eval.csv").unlink()
+    (run / "eval.csv").symlink_to(tmp_path / "unmounted")
+    runs = load_results(run.parents[1]).runs
+    assert runs["status"].tolist() == ["unreadable"]
+    assert runs["reason"].tolist() == ["eval.csv: No such file or directory"]
+
+
+def test_directories_that_may_not_be_looked_into_are_named(fabricate, monkeypatch):
+    sound, closed = fabricate("copy", "alibi"), fabricate("copy", "rope")
+    scandir = os.scandir
+
+    def refused(path):
+        if os.fspath(path) == str(shut):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    shut = closed
+    results = load_results(sound.parents[1])
+    assert by_status(results) == {"finished": [sound.name], "unreadable": [closed.name]}
+    assert results.runs["reason"].tolist() == ["", "Permission denied"]
+    shut = closed.parent
+    with pytest.raises(ReportError, match=r"^no runs in .*results: .*runs: Permission denied$"):
+        load_results(sound.parents[1])
+
+
+def test_what_the_last_sweep_asked_for_and_is_not_there_is_missing(fabricate):
+    run, other = fabricate("copy", "rope", 0), fabricate("copy", "rope", 1)
+    for runs in (["of-an-earlier-one"], [run.name, "copy-rope-quick-s2-00000000"]):
+        ledger.append(run.parents[1], "sweep", runs=runs)
+    results = load_results(run.parents[1])
+    assert by_status(results) == {"finished": [run.name, other.name], "missing": ["copy-rope-quick-s2-00000000"]}
+    assert notes(results) == [
+        "2 run directories: 2 finished; 1 more is missing",
+        "missing: copy-rope-quick-s2-00000000 (the last sweep asked for it, and it has no directory)",
+    ]
 
 
 @pytest.mark.parametrize(

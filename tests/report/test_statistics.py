@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from rpe_bench.means import token_mean
 from rpe_bench.report.intervals import student_interval, wilson_interval
 from rpe_bench.report.statistics import (
     areas,
@@ -16,6 +17,7 @@ from rpe_bench.report.statistics import (
     over_seeds_fitted,
     over_tasks,
     share_generalising,
+    token_means,
 )
 
 
@@ -216,3 +218,12 @@ def test_the_interval_over_tasks_covers_the_truth():
         )
         held.append(found["low"].item() <= 0.5 <= found["high"].item())
     assert 0.91 <= np.mean(held) <= 0.99
+
+
+def test_means_over_tokens_weigh_every_token_alike():
+    rows = pd.DataFrame({"run": [1, 0, 0, 1], "tokens": [1, 3, 1, 1], "loss": [2.0, 1.0, 5.0, np.nan]})
+    found = token_means(rows.assign(accuracy=[1.0, 0.5, 0.1, 0.0]), ["run"], ["loss", "accuracy"])
+    assert found["run"].tolist() == [0, 1] and found["tokens"].tolist() == [4, 2]
+    assert found["loss"].tolist()[0] == token_mean([1.0, 5.0], [3, 1]) == 2.0 and np.isnan(found["loss"][1])
+    assert found["accuracy"].tolist() == [pytest.approx(0.4), 0.5]
+    assert np.isnan(token_mean([1.0, np.nan], [1, 0]))

@@ -1,13 +1,17 @@
 """Tables for a page: what is marked, and that LaTeX can read them."""
 
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import load_results
 from rpe_bench.report.tables import leaderboard, text_tables
-from rpe_bench.report.typeset import AS_GOOD, BEST, Cell, latex, markdown, task_pages
+from rpe_bench.report.typeset import AS_GOOD, BEST, Cell, latex, markdown, rendered, task_pages
 
 
 def pages(fabricate, seeds):
@@ -38,6 +42,18 @@ def test_with_few_seeds_the_best_alone_is_marked_and_it_is_said_why(fabricate):
     (page,) = pages(fabricate, 3)
     assert {cell.mark for _, cells in page.rows for cell in cells if isinstance(cell, Cell)} == {"", BEST}
     assert "no difference could be significant" in page.caption
+    assert f"with the 95 % interval of the mean; {coverage_range('mean', 3)}." in page.caption
+
+
+def test_what_is_of_a_single_seed_is_said_to_have_no_interval(fabricate):
+    run = fabricate("copy", "rope", 0)
+    assert (
+        task_pages(load_results(run.parents[1]))[0].caption == "Token accuracy, trained up to 16, 1 seed, no interval."
+    )
+    fabricate("copy", "alibi", 0), fabricate("copy", "alibi", 1)
+    [page] = task_pages(load_results(run.parents[1]))
+    said = f"with the 95 % interval of the mean (none of a single seed); {coverage_range('mean', 2)}."
+    assert said in page.caption
 
 
 def test_latex_is_balanced_and_escaped(fabricate):
@@ -82,3 +98,35 @@ def test_a_wide_table_keeps_the_powers_of_two(fabricate):
     assert max(map(len, text.splitlines()[1:])) <= 100
     assert text.splitlines()[1].split() == ["0.5x", "1x", "2x", "4x", "seeds"]
     assert "other lengths: tables/accuracy.md" in text
+
+
+@pytest.mark.parametrize("encodings", [3, 30])
+def test_latex_can_be_typeset(fabricate, tmp_path, encodings):
+    """Every kind of table, also with as many rows as go on no page, with names and lengths too wide for one."""
+    if shutil.which("pdflatex") is None or not found_by_latex("booktabs.sty"):
+        pytest.skip("no LaTeX here with booktabs (Debian: apt-get install texlive-latex-recommended)")
+    about = {"evaluation.lengths": [8, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128]} if encodings > 3 else {}
+    for number in range(encodings):
+        for seed in range(2 if number % 2 else 1):
+            name = ["rope", "relative_bias", "50%_&_{more}~^#$"][number] if number < 3 else f"an_encoding_{number}"
+            run = fabricate("copy", name, seed, config=about)
+    fabricate("copy", "rope", 0, config={**about, "positions": {"name": "randomised", "range": 512}})
+    fabricate("adjacency_tutorial", "rope", 0, training_set=True)
+    fabricate("adjacency_tutorial", "alibi", 0, training_set=True)
+    tables = {name: text for name, text in rendered(load_results(run.parents[1])).items() if name.endswith(".tex")}
+    assert len(tables) == 2
+    for name, text in tables.items():
+        (tmp_path / name).write_text(text)
+    heads = [r"\documentclass[twocolumn]{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}"]
+    inputs = [rf"\input{{{name}}}" for name in tables]
+    (tmp_path / "paper.tex").write_text("\n".join([*heads, *inputs, r"\end{document}", ""]))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"], cwd=tmp_path, capture_output=True
+    )
+    log = (tmp_path / "paper.log").read_text(errors="replace")
+    assert done.returncode == 0, log
+    assert not re.search(r"^(!|Overfull|LaTeX Warning|Missing character).*", log, re.MULTILINE), log
+
+
+def found_by_latex(file):
+    return subprocess.run(["kpsewhich", file], capture_output=True).returncode == 0

@@ -112,6 +112,8 @@ function drawHeader() {
     html("button", { type: "button", id: `count-${status}`, class: status === "finished" ? null : "bad", title: `list the runs that are ${status}`, onclick: () => listRuns(status) }, `${n.toLocaleString("en")} ${status}`),
   );
   byId("counts").replaceChildren(...(buttons.length ? buttons : ["no runs"]));
+  byId("left-out").hidden = !data.left_out.length;
+  byId("left-out").textContent = data.left_out.join(" ");
   byId("theme").textContent = isDark() ? "Light" : "Dark";
   byId("theme").setAttribute("aria-label", isDark() ? "Switch to the light theme" : "Switch to the dark theme");
 }

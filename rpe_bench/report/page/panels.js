@@ -30,6 +30,21 @@ function axisOf(metric) {
   return { label: metric.label, from: 0, said: (x) => number(x, 4) };
 }
 
+const SINGLE_LINES = 600; // in a chart: more can't be told apart, and take seconds to draw
+
+/** The runs of a line that are drawn one by one: those that have what is drawn, the first ones where they are many. */
+function singleRuns(line, has) {
+  return line.runs.filter(has).slice(0, Math.max(1, Math.floor(SINGLE_LINES / chosenLines().length)));
+}
+
+/** Says so where they are not all of them. */
+function aboutSingles(lines, has) {
+  const left = lines.filter((line) => singleRuns(line, has).length < line.runs.length);
+  if (!left.length) return "";
+  const drawn = left.map((line) => singleRuns(line, has).length);
+  return ` Single lines: of ${seedCount(left.map((line) => line.runs.length))} of an encoding, ${seedCount(drawn)}, the lowest.`;
+}
+
 /** Points of a line over the cells of its grid, and those of its seeds; ends: which columns bound its band. */
 function seriesOf(line, grid, cells, metric, xOf, ends) {
   const column = line[grid]?.[metric.of];
@@ -40,8 +55,12 @@ function seriesOf(line, grid, cells, metric, xOf, ends) {
     name: look(line).label,
     look: look(line),
     points: cells.map((cell) => point(cell, column)),
-    seeds: state.seeds ? line.runs.map(seedPoints) : [],
+    seeds: state.seeds ? singleRuns(line, hasScores(grid)).map(seedPoints) : [],
   };
+}
+
+function hasScores(grid) {
+  return (run) => Boolean(data.scores[run]?.[grid]);
 }
 
 /** Null, a gap, for what no chart has room for: the perplexity of a model that is certain and wrong. */
@@ -79,7 +98,7 @@ function drawLengths() {
   const series = lines.map((line) => seriesOf(line, "lengths", cells, metric, (cell) => xs[cell], ["low", "high"]));
   title.textContent = `${capital(metric.label)} by length: ${task.label}`;
   const about = aboutSeeds(metric, countsOf(lines, "lengths", cells), "95 % interval of the mean");
-  note.textContent = `Trained up to length ${task.train_length}; ${about}.${missingIn(series)}`;
+  note.textContent = `Trained up to length ${task.train_length}; ${about}.${missingIn(series)}${state.seeds ? aboutSingles(lines, hasScores("lengths")) : ""}`;
   drawChart(box, {
     label: title.textContent,
     x: { label: state.axis === "ratio" ? "length / training length" : "length", log: state.log, ticks: unique(xs), format: (x) => number(x, 4) },
@@ -135,7 +154,7 @@ function drawPositions() {
   const widest = Math.max(...cells.map((cell) => grid.stop[cell] - grid.start[cell] + 1));
   const binned = widest > 1 ? ` Each point is of up to ${widest} positions.` : "";
   const about = aboutSeeds(metric, countsOf(lines, "positions", cells), "range of the seeds");
-  note.textContent = `${single ? "One answer in a sequence: every length has its position" : `Sequences of length ${at}`}, trained on up to ${task.train_tokens} tokens; ${about}.${binned}${missingIn(series)}`;
+  note.textContent = `${single ? "One answer in a sequence: every length has its position" : `Sequences of length ${at}`}, trained on up to ${task.train_tokens} tokens; ${about}.${binned}${missingIn(series)}${state.seeds ? aboutSingles(lines, hasScores("positions")) : ""}`;
   const positionAt = (x) => cells.find((cell) => xOf(cell) === x);
   drawChart(box, {
     label: title.textContent,
@@ -244,12 +263,12 @@ function drawCost() {
     const x = line.cost[spent].mean;
     const one = seriesOf(line, "lengths", [cell], metric, () => x, ["low", "high"]);
     const of = (run) => [{ x: data.runs[spent][run], y: finite(value(metric, data.scores[run]?.lengths[metric.of][cell])) }];
-    return { ...one, scatter: true, seeds: state.seeds ? line.runs.map(of) : [] };
+    return { ...one, scatter: true, seeds: state.seeds ? singleRuns(line, hasScores("lengths")).map(of) : [] };
   });
   const xs = series.flatMap((one) => [...one.points, ...one.seeds.flat()]).map((point) => point.x);
   const [low, high] = extent(xs);
   title.textContent = `${capital(metric.label)} against cost: ${task.label}`;
-  note.textContent = `${capital(aboutSeeds(metric, countsOf(lines, "lengths", [cell]), "95 % interval"))}${spent === "train_seconds" ? "; seconds depend on the machine and what else it did" : ""}.`;
+  note.textContent = `${capital(aboutSeeds(metric, countsOf(lines, "lengths", [cell]), "95 % interval"))}${spent === "train_seconds" ? "; seconds depend on the machine and what else it did" : ""}.${state.seeds ? aboutSingles(lines, hasScores("lengths")) : ""}`;
   const label = spent === "parameters" ? "parameters" : "seconds of training, mean over seeds";
   drawChart(box, {
     label: title.textContent,
@@ -273,9 +292,9 @@ function drawCost() {
 function drawTraining() {
   const { note, box } = panel("training");
   const lines = chosenLines();
-  const curve = (run) => data.scores[run]?.training;
-  const series = lines.map((line) => ({ name: look(line).label, look: look(line), points: [], seeds: line.runs.filter(curve).map((run) => lossPoints(curve(run))) }));
-  note.textContent = "Every seed is a line; means of the batches between two records.";
+  const has = hasScores("training");
+  const series = lines.map((line) => ({ name: look(line).label, look: look(line), points: [], seeds: singleRuns(line, has).map((run) => lossPoints(data.scores[run].training)) }));
+  note.textContent = `A seed is a line; means of the batches between two records.${aboutSingles(lines, has)}`;
   drawChart(box, { label: `training loss by step: ${data.tasks[chosenTask()].label}`, x: { label: "step" }, y: lossAxis(series), series });
 }
 

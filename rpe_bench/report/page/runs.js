@@ -113,7 +113,7 @@ function drawRun(directory) {
     return;
   }
   const scores = data.scores[run] ?? {};
-  const parts = [facts(run), scores.training && trainingOf(run), scores.lengths && lengthsOf(run), scores.positions && positionsOf(run), attentionOf(run), configOf(run)];
+  const parts = [facts(run), scores.training && trainingOf(run), scores.lengths && lengthsOf(run), scores.lengths && positionsOf(run), attentionOf(run), configOf(run)];
   const drawings = parts.filter(Boolean);
   view.replaceChildren(back, ...drawings.map(({ section }) => section));
   for (const { draw } of drawings) draw?.(); // once they are in the page, and have a width
@@ -186,6 +186,7 @@ function positionsOf(run) {
   const grid = task.positions;
   const lengths = unique(grid.length);
   if (!lengths.length || lengths.length === grid.length.length) return null; // a single answer: the same as by length
+  if (!data.scores[run].positions) return { section: section("Perplexity by position", html("p", { class: "note" }, "Not on this page, which has too many runs for it; positions.csv of the run has it.")) };
   const near = (wanted) => lengths.reduce((best, length) => (Math.abs(Math.log(length / wanted)) < Math.abs(Math.log(best / wanted)) ? length : best));
   const panels = unique([near(task.train_length), near(2 * task.train_length), Math.max(...lengths)]);
   const looks = [{ dashes: [] }, { dashes: [4, 2] }, { dashes: [1, 1] }];

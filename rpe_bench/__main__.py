@@ -4,4 +4,5 @@ import sys
 
 from rpe_bench.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # which it is not where a process of another is being prepared
+    sys.exit(main())

@@ -1,15 +1,15 @@
-import ctypes
 import resource
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
-from rpe_bench.allocator import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
+from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
 from rpe_bench.model import build_model
+from rpe_bench.profiling.first import unused_memory
 from rpe_bench.train import Data, add_gradient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc's malloc")
@@ -17,26 +17,26 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc's mall
 STEPS = 4
 
 
+def count_faults(config: Config, keep: bool, answer: Connection) -> None:
+    """Send how many pages the kernel hands out a training step."""
+    if keep:
+        keep_freed_memory()
+    model = build_model(config)
+    batch = Data(config.build_task(), config.build_positions(), config.recipe, seed=0).batch(0)
+    for step in range(2 * STEPS):
+        if step == STEPS:  # malloc has settled
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        add_gradient(model, batch, config.recipe, torch.device("cpu"))
+    answer.send((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS)
+
+
 def faults_of_a_step(config: Config, keep: bool) -> float:
-    """Pages that the kernel hands out a training step, in a process of its own."""
-
-    def count() -> None:
-        if keep:
-            keep_freed_memory()
-        else:  # earlier tests of this process may have had it keep
-            for parameter in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-                ctypes.CDLL(None).mallopt(parameter, 128 * 2**10)
-        model = build_model(config)
-        batch = Data(config.build_task(), config.build_positions(), config.recipe, seed=0).batch(0)
-        for step in range(2 * STEPS):
-            if step == STEPS:  # malloc has settled
-                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            add_gradient(model, batch, config.recipe, torch.device("cpu"))
-        pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS)
-
-    answer, pipe = get_context("fork").Pipe(duplex=False)
-    process = get_context("fork").Process(target=count)
+    """In a process whose malloc is as it was born, unlike that of one where other tests have run."""
+    context = unused_memory()
+    answer, sender = context.Pipe(duplex=False)
+    process = context.Process(target=count_faults, args=(config, keep, sender))
     process.start()
+    sender.close()
     faults = float(answer.recv())
     process.join()
     return faults

@@ -1,8 +1,8 @@
 """The first call of a cell: the most memory that it takes beyond the model, and about how long.
 
-On the CPU it has a process of its own, forked while nothing has been computed yet: memory that an earlier call has
-given back would be used again without being seen. Limits are on that process, so that a cell which is too large ends
-alone. A GPU's allocator keeps its own account, in this process.
+On the CPU it has a process of its own, forked from one that has computed nothing: memory that an earlier call has given
+back would be used again without being seen. Limits are on that process, so that a cell which is too large ends alone. A
+GPU's allocator keeps its own account, in this process.
 """
 
 import multiprocessing
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class First:
 
 
 def first_call(config: Config, subject: Subject, cell: Cell, limits: Limits) -> First:
-    """Make the call of a cell for the first time. Nothing may have been computed on the CPU in this process before."""
+    """Make the call of a cell for the first time."""
     try:
         if config.device == "cuda":
             return _on_gpu(config, subject, cell)
@@ -99,11 +100,18 @@ def _on_gpu(config: Config, subject: Subject, cell: Cell) -> First:
         return First(problem="takes more memory than the GPU has")
 
 
+def unused_memory() -> ForkServerContext:
+    """A context of processes that have torch imported, and nothing computed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # heeded once: later processes find the server there
+    return context
+
+
 def _forked(limits: Limits, work: Callable[..., First], *arguments: Any) -> First:
     """What `work` returns in a process of its own; ValueError as it raises one."""
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_sent, args=(sender, limits, work, *arguments))
+    context = unused_memory()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_sent, args=(sender, limits, work, *arguments))
     process.start()
     sender.close()
     try:

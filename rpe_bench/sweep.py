@@ -186,6 +186,9 @@ def complaints(jobs: Sequence[Sequence[str]], errors: Mapping[int, Sequence[str]
     def label(overrides: Iterable[str]) -> str:
         return " ".join(override for override in overrides if override not in shared)
 
+    def of(job: str, line: str) -> str:
+        return line if line.startswith(f"{job}: ") else f"{job}: {line}"
+
     affected: dict[str, list[int]] = {}
     for number, lines in errors.items():
         for line in dict.fromkeys(lines):
@@ -194,7 +197,7 @@ def complaints(jobs: Sequence[Sequence[str]], errors: Mapping[int, Sequence[str]
     said = [f"all {len(jobs)} jobs: {line}" if len(jobs) > 1 else line for line in everywhere]
     if len(errors) <= LISTED:
         for number, lines in errors.items():
-            said += [f"{label(jobs[number])}: {line}" for line in dict.fromkeys(lines) if line not in everywhere]
+            said += [of(label(jobs[number]), line) for line in dict.fromkeys(lines) if line not in everywhere]
         return said
     for line, numbers in affected.items():
         if line in everywhere:
@@ -203,7 +206,7 @@ def complaints(jobs: Sequence[Sequence[str]], errors: Mapping[int, Sequence[str]
         common = set.intersection(*(set(jobs[number]) for number in numbers))
         same = label(override for override in jobs[numbers[0]] if override in common)
         if len(numbers) == 1:
-            said.append(f"{label(jobs[numbers[0]])}: {line}")
+            said.append(of(label(jobs[numbers[0]]), line))
         elif same and sum(common <= set(job) for job in jobs) == len(numbers):
             said.append(f"{len(numbers)} of {len(jobs)} jobs ({same}): {line}")
         else:

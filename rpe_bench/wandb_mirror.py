@@ -163,7 +163,7 @@ class WandbMirror:
         if self._thread.is_alive():
             self._given_up.set()
             self._warn(f"incomplete, not waited for any longer than {self._longest:g} s")
-            leaving = threading.Thread(target=self._abandon, name="wandb's end", daemon=True)
+            leaving = threading.Thread(target=self._see_off, name="wandb's end", daemon=True)
             leaving.start()
             leaving.join(LEAVE_SECONDS)
 
@@ -304,6 +304,12 @@ class WandbMirror:
         if wandb.run is None:
             with suppress(SystemExit):  # with the service's status, after all that counts
                 wandb.teardown()
+
+    def _see_off(self) -> None:
+        """Abandon it for as long as it goes on: a service may have been started since."""
+        while self._thread.is_alive():
+            self._abandon()
+            self._thread.join(0.2)
 
     def _abandon(self) -> None:
         """Kill wandb's service. It would go on trying long after the run, one for each run of a sweep, and the process

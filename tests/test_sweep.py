@@ -601,6 +601,7 @@ def test_the_jobs_of_a_sweep_that_are_wrong_are_told_apart_by_what_differs() -> 
         "encoding=a seed=0: y",
         "encoding=b seed=1: x",
     ]
+    assert complaints([["encoding=a"], ["encoding=b"]], {1: ["encoding=b: no"]}) == ["encoding=b: no"]
     errors = {number: ["x"] for number in range(20)} | {20: ["y"], 40: ["z"], 41: ["z"]}
     assert complaints(jobs, errors) == [
         "20 of 60 jobs (encoding=a): x",

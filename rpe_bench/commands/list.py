@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(parsed: Namespace) -> int:
+    look_here()
     if parsed.what and parsed.what not in LISTS:
         known = ", ".join(LISTS)
         raise ConfigError(f"{parsed.what}: cannot be listed{nearest(parsed.what, LISTS)} (choose from {known})")
@@ -50,7 +51,6 @@ def list_choices(names: Sequence[str]) -> None:
 
 def list_encodings() -> None:
     """A table of the encodings, as wide as the terminal; one line each where it goes into a file or a pipe."""
-    look_here()
     from rpe_bench.catalogue import choices, encodings, summary
     from rpe_bench.facts import facts, table
 

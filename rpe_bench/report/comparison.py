@@ -36,6 +36,9 @@ METRICS = {"exact_match": "exact match", "token_accuracy": "token accuracy", "lo
 NAMED = 20
 """Runs that were left out which are named one by one."""
 
+OFFERED = 8
+"""Configurations that are offered where a name stands for several."""
+
 HIGHER_IS_BETTER = {"exact_match": True, "token_accuracy": True, "loss": False}
 
 
@@ -118,7 +121,7 @@ def compare_runs(
         raise ReportError(
             f"--task: which one? {results_dir} has {len(results.task_labels)} tasks with finished runs{there}"
         )
-    task = results.task_labels[0] if task is None else resolve(task, results.task_labels, "")
+    task = results.task_labels[0] if task is None else _task_of(task, results.task_labels, evaluations, (a, b))
     known = in_order(evaluations.loc[evaluations["task_label"] == task, "encoding_label"])
     a, b = (resolve(name, known, f" of {task}") for name in (a, b))
     if a == b:
@@ -139,6 +142,17 @@ def compare_runs(
     if len(left) > NAMED:
         left_out.append(f"and {len(left) - NAMED} more runs that are not finished, or not to be used")
     return replace(found, notes=[*found.notes, *left_out])
+
+
+def _task_of(given: str, labels: Sequence[str], evaluations: pd.DataFrame, encodings: Sequence[str]) -> str:
+    """The label that a task's name stands for: of several configurations, the only one that has both encodings."""
+    of_name = evaluations[evaluations["task_label"].str.partition(" (")[0] == given]
+    both = [
+        str(label)
+        for label, there in of_name.groupby("task_label")["encoding_label"]
+        if all((there.eq(one) | there.str.startswith(f"{one} (")).any() for one in encodings)
+    ]
+    return both[0] if given not in labels and len(both) == 1 else resolve(given, labels, "")
 
 
 def compare(
@@ -313,6 +327,7 @@ def resolve(given: str, known: Sequence[str], what: str) -> str:
     if len(of_name) == 1:
         return of_name[0]
     if of_name:
-        choices = ", ".join(f"'{label}'" for label in of_name)
+        choices = ", ".join(f"'{label}'" for label in of_name[:OFFERED])
+        choices += f" and {len(of_name) - OFFERED} more" if len(of_name) > OFFERED else ""
         raise ReportError(f"{given} is {len(of_name)} configurations{what}, of which one is to be named: {choices}")
     raise ReportError(f"{given} has no finished run{what}{nearest(given, known)} (there are: {', '.join(known)})")

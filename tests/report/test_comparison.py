@@ -291,6 +291,17 @@ def test_names_stand_for_one_configuration():
         resolve("alibbi", known, "")
 
 
+def test_a_task_is_the_configuration_that_has_both(fabricate):
+    for seed in range(2):
+        for encoding in ("rope", "alibi"):
+            run = fabricate("copy", encoding, seed=seed)
+        fabricate("copy", "rope", seed=seed, config={"recipe.steps": 7})
+    found = compare_runs(run.parents[1], "rope", "alibi", "copy")
+    assert found.task.startswith("copy (") and found.seeds == [0, 1]
+    with pytest.raises(ReportError, match="copy is 2 configurations, of which one is to be named"):
+        compare_runs(run.parents[1], "rope", "t5", "copy")
+
+
 def add_examples(run):
     """examples.csv whose means are those of eval.csv."""
     frames = []

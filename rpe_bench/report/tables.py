@@ -57,7 +57,8 @@ def effective_table(results: Results) -> pd.DataFrame:
 
 
 def leaderboard(results: Results) -> pd.DataFrame:
-    """One row an encoding, over the tasks that some run holds at its training length; the best area first.
+    """One row an encoding, over the tasks that some run holds at its training length, of those that were evaluated
+    beyond it; the best area first.
 
     Columns: encoding_label, tasks, runs, area_{mean,low,high}, the area under exact match over log length beyond the
     training length, and effective_ratio_{mean,low,high}, how far exact match holds in training lengths; both as
@@ -68,6 +69,8 @@ def leaderboard(results: Results) -> pd.DataFrame:
     lengths = lengths[best > 0]
     surfaces = areas(results.evaluations)
     surfaces = surfaces[surfaces["task_label"].isin(lengths["task_label"])]
+    # Of a single length there is no area, and both numbers of a row are over the same runs.
+    lengths = lengths[lengths["task_label"].isin(surfaces["task_label"])]
     numbers = ["mean", "low", "high"]
     measures = []
     for name, scores in (("area", surfaces), ("effective_ratio", lengths)):

@@ -32,6 +32,9 @@ MARKS = (
 
 UNTOLD = "with so few seeds no difference could be significant, so that the best alone is marked"
 
+NOT_TOLD = "too few seeds for a difference to be significant, and so no mark unless the best"
+"""Of some rows among others: there, having no mark does not mean to be worse."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -110,6 +113,9 @@ def task_pages(results: Results) -> list[Page]:
         else:
             caption += ", no interval"
         caption += f". Marked: {MARKS}." if tells else f". {UNTOLD.capitalize()}." if several else "."
+        unmarked = of_task[~of_task["could_tell"] & ~of_task["best"] & ~of_task["worse"]]
+        if tells and len(unmarked):
+            caption += f" {', '.join(in_order(unmarked.index.get_level_values('encoding_label')))}: {NOT_TOLD}."
         pages.append(Page(task, caption, columns, body, baselines))
     return pages
 

@@ -12,6 +12,7 @@ import pandas as pd
 from rpe_bench.report.comparison import against_best
 from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import Results, in_order
+from rpe_bench.report.seeds import HEADING, seeds_lines
 from rpe_bench.report.statistics import HOLDS, LINE, over_seeds
 from rpe_bench.report.tables import (
     THRESHOLD,
@@ -248,6 +249,8 @@ def accuracy_markdown(results: Results) -> str:
 
 def _accuracy_markdown(results: Results, pages: Sequence[Page]) -> str:
     footer = [HOLDS_UP_TO, "\n".join(f"- {note}" for note in notes(results))]
+    if seeds := seeds_lines(results):
+        footer[1:1] = [HEADING, "\n".join(f"- {line}" for line in seeds)]
     return markdown(pages, "Token accuracy by length / training length", footer)
 
 

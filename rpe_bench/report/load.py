@@ -61,8 +61,8 @@ _RECORDED = (
 _FACTS = ("run_id", "train_length", "train_tokens", *_COUNTED, *_RECORDED)
 """What is made use of in run.json."""
 
-_PLAIN = str | int | float | None
-"""What such a fact can be. Another version, or program, may have more to say under the same name."""
+_TEXTS = {"run_id", "device", "started", "finished", "commit"}
+"""Which of these are texts; the others are numbers."""
 
 _READ = tuple(name for name in TABLES if name not in ON_DEMAND)
 _LOOKED_AT = frozenset({"run.json", "config.yaml", *(f"{name}.csv" for name in _READ)})
@@ -371,14 +371,15 @@ def _read(directory: Path, inside: _Files | OSError) -> _Run:
         if not isinstance(record, dict) or not {"run_id", "status"} <= record.keys():
             run.reason = "run.json is not the record of a run"
             return run
-        run.record = {name: record.get(name) for name in _FACTS if isinstance(record.get(name), _PLAIN)}
+        odd = [name for name in _FACTS if not _is_as_known(name, record.get(name))]
+        run.record = {name: record.get(name) for name in _FACTS if name not in odd}
         _check_integers(record)
         if record.get("format") != FORMAT:
             run.status = "other format"
             run.reason = f"results format {record.get('format')}, where this version reads {FORMAT}"
             return run
-        if odd := [name for name in _FACTS if not isinstance(record.get(name), _PLAIN)]:
-            raise ValueError(f"{odd[0]} is neither text nor a number")
+        if odd:
+            raise ValueError(f"{odd[0]} is not {'a text' if odd[0] in _TEXTS else 'a number'}")
         path = directory / "config.yaml"
         # A run that has only just started has none.
         if "config.yaml" in inside or record["status"] == "finished":
@@ -406,6 +407,11 @@ def _read(directory: Path, inside: _Files | OSError) -> _Run:
     else:
         run.status, run.reason = "unfinished", f"run.json says {record['status']}"
     return run
+
+
+def _is_as_known(name: str, value: object) -> bool:
+    """Another version, or another program, may have something else to say under the name of a fact."""
+    return value is None or isinstance(value, str if name in _TEXTS else int | float)
 
 
 def _not_as_written(record: Mapping[str, Any], inside: _Files, tables: Iterable[str]) -> str:

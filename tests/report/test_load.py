@@ -267,7 +267,9 @@ def test_a_seed_that_is_none_makes_its_run_alone_unreadable(fabricate, seed):
     ("facts", "status", "reason"),
     [
         ({"format": 2, "device": {"kind": "cuda"}}, "other format", "results format 2, where this version reads 1"),
-        ({"device": ["cuda", "cpu"]}, "unreadable", "run.json: device is neither text nor a number"),
+        ({"device": ["cuda", "cpu"]}, "unreadable", "run.json: device is not a text"),
+        ({"started": 1735689600}, "unreadable", "run.json: started is not a text"),
+        ({"train_seconds": "1 min"}, "unreadable", "run.json: train_seconds is not a number"),
         ({"train_length": 0}, "unreadable", "config.yaml: no usable train_length, here or in run.json"),
         ({"train_tokens": -1}, "unreadable", "config.yaml: no usable train_tokens, here or in run.json"),
     ],

@@ -1,5 +1,6 @@
 """The report of a results directory: figures, tables and a page as files, and the text that a terminal shows."""
 
+import hashlib
 import json
 import multiprocessing
 import re
@@ -246,10 +247,15 @@ def _tables(results: Results, out: Path) -> list[Path]:
 
 
 def file_stems(labels: list[str]) -> dict[str, str]:
-    """A file name, without its ending, for each label: `copy`, `adjacency_causal=False`; no two the same."""
+    """A file name, without its ending, for each label: `copy`, `adjacency_causal=False`; no two the same.
+
+    A label too long for one is cut, and told from others that begin so by a digest.
+    """
     stems: dict[str, str] = {}
     for label in labels:
-        stem = re.sub(r"[^A-Za-z0-9=.-]+", "_", label).strip("_.")[:80]
+        stem = re.sub(r"[^A-Za-z0-9=.-]+", "_", label).strip("_.")
+        if len(stem) > 80:
+            stem = f"{stem[:71]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
         number, free = 2, stem
         while free in stems.values():
             free, number = f"{stem}-{number}", number + 1

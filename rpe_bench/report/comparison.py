@@ -274,10 +274,10 @@ def _by_example(found: Comparison, examples: pd.DataFrame) -> Comparison:
 def against_best(evaluations: pd.DataFrame, metric: str, rng: np.random.Generator) -> pd.DataFrame:
     """For tables: which encoding is the best at each task and length, and which are significantly worse.
 
-    The best has the best mean. The others are compared with it over the seeds that both have, by `sign_flip_test` with
-    Holm's correction over them. Returns POINT, n, mean, best, pairs, p_holm (missing for the best), worse, and
-    could_tell: whether there are pairs enough for any difference to be significant. Where that is false, not being
-    worse means nothing.
+    The best has the best mean; all that reach it are the best. The others are compared with the first of them over the
+    seeds that both have, by `sign_flip_test` with Holm's correction over them. Returns POINT, n, mean, best, pairs,
+    p_holm (missing for that first one), worse, and could_tell: whether there are pairs enough for any difference to be
+    significant. Where that is false, not being worse means nothing.
     """
     sign = 1 if HIGHER_IS_BETTER[metric] else -1
     found: list[tuple[Any, pd.DataFrame, Any, dict[Any, np.ndarray]]] = []
@@ -295,12 +295,13 @@ def against_best(evaluations: pd.DataFrame, metric: str, rng: np.random.Generato
         means, counts = table.mean().to_dict(), table.notna().sum().to_dict()
         for label in table:
             d = differences.get(label, np.empty(0))
-            tell = label != best and len(d) > 0 and smallest_p(len(d)) * len(differences) <= ALPHA + 1e-12
-            worse = label != best and bool(corrected[label] <= ALPHA + 1e-12)
+            tell = len(d) > 0 and smallest_p(len(d)) * len(differences) <= ALPHA + 1e-12
+            # Of equal scores no alphabet chooses.
+            is_best = label == best or bool(abs(means[label] - means[best]) < 1e-12)
+            worse = not is_best and bool(corrected[label] <= ALPHA + 1e-12)
             p_holm = corrected.get(label, math.nan)
             records.append(
-                [point[0], label, *point[1:], int(counts[label]), means[label], label == best, len(d), p_holm]
-                + [worse, tell]
+                [point[0], label, *point[1:], int(counts[label]), means[label], is_best, len(d), p_holm] + [worse, tell]
             )
     columns = [*POINT, "n", "mean", "best", "pairs", "p_holm", "worse", "could_tell"]
     return pd.DataFrame(records, columns=columns).sort_values(list(POINT), ignore_index=True)

@@ -155,10 +155,19 @@ def coverage_of(statistic: str, n: int) -> Mapping[str, float]:
 
     Of a number of seeds that was not measured, that of the next lower one.
     """
+    rows = _measured(statistic, n)
+    return dict(zip(rows["shape"], rows["coverage"], strict=True))
+
+
+def _measured(statistic: str, n: int) -> pd.DataFrame:
     rows = table()
     rows = rows[(rows["statistic"] == statistic) & rows["used"] & (rows["n"] <= n)]
-    rows = rows[rows["n"] == rows["n"].max()]
-    return dict(zip(rows["shape"], rows["coverage"], strict=True))
+    return rows[rows["n"] == rows["n"].max()]
+
+
+def _measured_at(statistic: str, n: int) -> int:
+    """The number of seeds that `coverage_of` is of: what is said of it names no other."""
+    return int(_measured(statistic, n)["n"].iloc[0])
 
 
 def coverage_line(statistic: str, n: int) -> str:
@@ -171,7 +180,7 @@ def coverage_line(statistic: str, n: int) -> str:
     }
     parts = [f"{100 * found[shape]:.0f} % for {words[shape]}" for shape in found if "fail" not in shape]
     parts += [f"{100 * found[shape]:.0f} % where {words[shape]}" for shape in found if "fail" in shape]
-    return f"measured coverage of a 95 % interval of {n} seeds: {', '.join(parts)}"
+    return f"measured coverage of a 95 % interval of {_measured_at(statistic, n)} seeds: {', '.join(parts)}"
 
 
 def coverage_range(statistic: str, n: int) -> str:
@@ -181,8 +190,9 @@ def coverage_range(statistic: str, n: int) -> str:
     if not found:
         return ""
     fit, fail = ([found[shape] for shape in found if ("fail" in shape) == failing] for failing in (False, True))
+    seeds = _measured_at(statistic, n)
     return (
-        f"in simulations, such intervals of {n} seeds held the true mean {_span(fit)} of the time, "
+        f"in simulations, such intervals of {seeds} seeds held the true mean {_span(fit)} of the time, "
         f"{_span(fail)} where some seeds fail"
     )
 

@@ -61,6 +61,9 @@ _RECORDED = (
 _FACTS = ("run_id", "train_length", "train_tokens", *_COUNTED, *_RECORDED)
 """What is made use of in run.json."""
 
+_TEXTS = {"run_id", "device", "started", "finished", "commit"}
+"""Which of these are texts; the others are numbers."""
+
 _READ = tuple(name for name in TABLES if name not in ON_DEMAND)
 _LOOKED_AT = frozenset({"run.json", "config.yaml", *(f"{name}.csv" for name in _READ)})
 """The files whose change makes a run another one."""
@@ -170,6 +173,8 @@ class _Run:
     config: dict[str, str] = field(default_factory=dict)
     task_label: str = ""
     encoding_label: str = ""
+    is_of_the_moment: bool = False
+    """Whether it could not be read for what says nothing of its files: who asks, or a disk that doesn't answer."""
 
 
 _Files = dict[str, os.stat_result]
@@ -245,10 +250,15 @@ def _read_all(root: Path) -> tuple[list[_Run], dict[str, Rows]]:
         for start in range(0, len(finished), _BATCH):
             parts += _read_tables(finished[start : start + _BATCH], runs, found, root, name)
         tables[name] = joined(parts or [Rows(_empty(TABLES[name]), np.empty(0, dtype="int64"))])
-    changed = [number for number in fresh if _is_settled(found[runs[number].directory], began)]
+    changed = [
+        number
+        for number in fresh
+        if _is_settled(found[runs[number].directory], began) and not runs[number].is_of_the_moment
+    ]
     gone = known.keys() - found.keys()
     if len(found) >= kept.WORTH and len(changed) + len(gone) > kept.REWRITTEN * len(found):
-        # One that may have been written again since within a tick of the clock has no stamp, and is read anew.
+        # One that may have been written again since within a tick of the clock, or that another time may be readable,
+        # has no stamp, and is read anew.
         unsettled = set(fresh) - set(changed)
         anew = kept.Kept(
             [run.directory for run in runs],
@@ -361,12 +371,15 @@ def _read(directory: Path, inside: _Files | OSError) -> _Run:
         if not isinstance(record, dict) or not {"run_id", "status"} <= record.keys():
             run.reason = "run.json is not the record of a run"
             return run
-        run.record = {name: record.get(name) for name in _FACTS}
+        odd = [name for name in _FACTS if not _is_as_known(name, record.get(name))]
+        run.record = {name: record.get(name) for name in _FACTS if name not in odd}
         _check_integers(record)
         if record.get("format") != FORMAT:
             run.status = "other format"
             run.reason = f"results format {record.get('format')}, where this version reads {FORMAT}"
             return run
+        if odd:
+            raise ValueError(f"{odd[0]} is not {'a text' if odd[0] in _TEXTS else 'a number'}")
         path = directory / "config.yaml"
         # A run that has only just started has none.
         if "config.yaml" in inside or record["status"] == "finished":
@@ -379,6 +392,7 @@ def _read(directory: Path, inside: _Files | OSError) -> _Run:
                 return run
     except OSError as error:
         run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
+        run.is_of_the_moment = not isinstance(error, FileNotFoundError)
         return run
     except (ValueError, yaml.YAMLError) as error:
         run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
@@ -393,6 +407,11 @@ def _read(directory: Path, inside: _Files | OSError) -> _Run:
     else:
         run.status, run.reason = "unfinished", f"run.json says {record['status']}"
     return run
+
+
+def _is_as_known(name: str, value: object) -> bool:
+    """Another version, or another program, may have something else to say under the name of a fact."""
+    return value is None or isinstance(value, str if name in _TEXTS else int | float)
 
 
 def _not_as_written(record: Mapping[str, Any], inside: _Files, tables: Iterable[str]) -> str:
@@ -480,6 +499,7 @@ def _read_tables(
             frame = _csv(path, TABLES[name])
         except OSError as error:
             run.status, run.reason = "unreadable", f"{path.name}: {error.strerror or _first_line(error)}"
+            run.is_of_the_moment = not isinstance(error, FileNotFoundError)
         except ValueError as error:
             run.status, run.reason = "unreadable", f"{path.name}: {_first_line(error)}"
         else:
@@ -533,7 +553,8 @@ def _check_integers(record: Mapping[str, object]) -> None:
 def _check_keys(run: _Run) -> None:
     """Raise ValueError where a finished run lacks what every row carries."""
     for key, value in _keys(run).items():
-        if value is None:
+        # What is trained on has a length; ratios to it are taken everywhere.
+        if value is None or (key in ("train_length", "train_tokens") and isinstance(value, int) and value < 1):
             raise ValueError(f"no usable {key}, here or in run.json")
 
 

@@ -49,14 +49,17 @@ class Watched:
         self._ready_at = time.monotonic() + REST * (time.monotonic() - started)
 
 
-def _state(results_dir: Path) -> dict[str, tuple[str, int]]:
-    """What the files of each run are, and when its attention was last looked at."""
+def _state(results_dir: Path) -> tuple[int, dict[str, tuple[str, int]]]:
+    """How long the ledger is, which says what is missing; what the files of each run are, and when its attention was
+    last looked at."""
     try:
         found = stamps(results_dir)
     except OSError as error:
         raise ReportError(f"no runs in {results_dir}: {error.strerror}") from error
     runs = results_dir / "runs"
-    return {name: (files, _written(f"{runs}/{name}/{ATTENTION}")) for name, files in found.items()}
+    ledger = results_dir / "ledger.jsonl"
+    length = ledger.stat().st_size if ledger.exists() else 0
+    return length, {name: (files, _written(f"{runs}/{name}/{ATTENTION}")) for name, files in found.items()}
 
 
 def _written(path: str) -> int:

@@ -57,20 +57,16 @@ def effective_table(results: Results) -> pd.DataFrame:
 
 
 def leaderboard(results: Results) -> pd.DataFrame:
-    """One row an encoding, over the tasks that some run holds at its training length; the best area first.
+    """One row an encoding, over the tasks that some run holds at its training length, of those that were evaluated
+    beyond it; the best area first.
 
     Columns: encoding_label, tasks, runs, area_{mean,low,high}, the area under exact match over log length beyond the
     training length, and effective_ratio_{mean,low,high}, how far exact match holds in training lengths; both as
     `statistics.over_tasks` has them. Of an encoding with fewer tasks than another, the numbers say something else.
     """
-    lengths = effective_lengths(results.evaluations)
-    best = lengths.groupby("task_label")["effective_length"].transform("max")
-    lengths = lengths[best > 0]
-    surfaces = areas(results.evaluations)
-    surfaces = surfaces[surfaces["task_label"].isin(lengths["task_label"])]
     numbers = ["mean", "low", "high"]
     measures = []
-    for name, scores in (("area", surfaces), ("effective_ratio", lengths)):
+    for name, scores in leaderboard_scores(results).items():
         found = over_tasks(scores, name).set_index(["encoding_label", "tasks", "runs"])[numbers]
         measures.append(found.add_prefix(f"{name}_"))
     table = measures[1].join(measures[0]).reset_index()
@@ -78,6 +74,19 @@ def leaderboard(results: Results) -> pd.DataFrame:
     return table[columns].sort_values(
         ["tasks", "area_mean", "encoding_label"], ascending=[False, False, True], ignore_index=True
     )
+
+
+def leaderboard_scores(results: Results) -> dict[str, pd.DataFrame]:
+    """`statistics.areas` and `statistics.effective_lengths` of the tasks that a `leaderboard` is over, by the column
+    that counts in them."""
+    lengths = effective_lengths(results.evaluations)
+    best = lengths.groupby("task_label")["effective_length"].transform("max")
+    lengths = lengths[best > 0]
+    surfaces = areas(results.evaluations)
+    surfaces = surfaces[surfaces["task_label"].isin(lengths["task_label"])]
+    # Of a single length there is no area, and both numbers of a row are over the same runs.
+    lengths = lengths[lengths["task_label"].isin(surfaces["task_label"])]
+    return {"area": surfaces, "effective_ratio": lengths}
 
 
 def position_bins(results: Results) -> pd.DataFrame:

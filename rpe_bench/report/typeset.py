@@ -12,12 +12,14 @@ import pandas as pd
 from rpe_bench.report.comparison import against_best
 from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import Results, in_order
+from rpe_bench.report.seeds import HEADING, seeds_lines
 from rpe_bench.report.statistics import HOLDS, LINE, over_seeds
 from rpe_bench.report.tables import (
     THRESHOLD,
     accuracy_table,
     effective_table,
     leaderboard,
+    leaderboard_scores,
     notes,
     task_caption,
 )
@@ -31,6 +33,9 @@ MARKS = (
 )
 
 UNTOLD = "with so few seeds no difference could be significant, so that the best alone is marked"
+
+NOT_TOLD = "too few seeds for a difference to be significant, and so no mark unless the best"
+"""Of some rows among others: there, having no mark does not mean to be worse."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,7 @@ def task_pages(results: Results) -> list[Page]:
         by_point = rows.set_index(["encoding_label", "length", "ratio"]).sort_index()
         trained = results.training_set[results.training_set["task_label"] == task]
         extra = over_seeds(trained, "token_accuracy", LINE, np.random.default_rng(0)) if len(trained) else None
-        of_task = judged.loc[task]
-        # One pair against another says nothing: the mark would be on all of them.
-        tells = bool(of_task["could_tell"].any())
+        of_task: Any = judged.loc[task]
         several = rows["encoding_label"].nunique() > 1
         body: list[tuple[str, list[Cell | str]]] = []
         for label in in_order(rows["encoding_label"]):
@@ -109,7 +112,9 @@ def task_pages(results: Results) -> list[Page]:
             caption += f", with the 95 % interval of the mean{none}; {coverage_range('mean', fewest)}"
         else:
             caption += ", no interval"
-        caption += f". Marked: {MARKS}." if tells else f". {UNTOLD.capitalize()}." if several else "."
+        caption += "."
+        if several:
+            caption += _on_marks(of_task.reset_index("length", drop=True))
         pages.append(Page(task, caption, columns, body, baselines))
     return pages
 
@@ -125,14 +130,44 @@ HOLDS_UP_TO = (
 )
 
 
+def _judged_over_tasks(scores: pd.DataFrame, name: str) -> pd.DataFrame:
+    """`against_best` of the means over tasks, by the seeds that an encoding has of all tasks; others are not in it."""
+    by_seed = scores.groupby(["encoding_label", "seed"])[name].agg(["mean", "size"]).reset_index()
+    whole = by_seed[by_seed["size"] == scores["task_label"].nunique()]
+    points = whole.rename(columns={"mean": "exact_match"}).assign(task_label="", length=0, ratio=0.0)
+    return against_best(points, "exact_match", stream("tables", "leaderboard", name))
+
+
+def _marks(judged: pd.DataFrame) -> list[str]:
+    """BEST, AS_GOOD or "" of each row; none where there is nothing to choose from."""
+    if judged["encoding_label"].nunique() < 2:
+        return [""] * len(judged)
+    as_good = judged["could_tell"] & ~judged["worse"]
+    return [BEST if best else AS_GOOD if good else "" for best, good in zip(judged["best"], as_good, strict=True)]
+
+
+def _on_marks(judged: pd.DataFrame) -> str:
+    """What marks mean, for a caption; judged: by encoding_label."""
+    # One pair against another says nothing: the mark would be on all of them.
+    if not judged["could_tell"].any():
+        return f" {UNTOLD.capitalize()}."
+    unmarked = judged[~judged["could_tell"] & ~judged["best"] & ~judged["worse"]]
+    about = f" {', '.join(in_order(unmarked.index))}: {NOT_TOLD}." if len(unmarked) else ""
+    return f" Marked: {MARKS}.{about}"
+
+
 def leaderboard_page(results: Results) -> Page:
     """The encodings over the tasks, the best first."""
     table = leaderboard(results)
+    judged = {name: _judged_over_tasks(scores, name) for name, scores in leaderboard_scores(results).items()}
+    marks = {name: dict(zip(found["encoding_label"], _marks(found), strict=True)) for name, found in judged.items()}
     rows: list[tuple[str, list[Cell | str]]] = []
     row: Any
     for row in table.itertuples():
-        area = Cell(row.area_mean, row.area_low, row.area_high)
-        reach = Cell(row.effective_ratio_mean, row.effective_ratio_low, row.effective_ratio_high)
+        label = row.encoding_label
+        area = Cell(row.area_mean, row.area_low, row.area_high, marks["area"].get(label, ""))
+        ends = row.effective_ratio_mean, row.effective_ratio_low, row.effective_ratio_high
+        reach = Cell(*ends, marks["effective_ratio"].get(label, ""))
         rows.append((row.encoding_label, [area, reach, str(row.tasks), str(row.runs)]))
     caption = (
         "Encodings over the tasks that some run holds at its training length, each task weighing the same: mean over "
@@ -141,6 +176,9 @@ def leaderboard_page(results: Results) -> Page:
     )
     if table["tasks"].nunique() > 1:
         caption += " Encodings with fewer tasks than others are not to be compared with them, and stand below."
+    both = pd.concat(judged.values())
+    if both["encoding_label"].nunique() > 1:
+        caption += _on_marks(both.set_index("encoding_label"))
     return Page("Leaderboard", caption, ["area", "reach", "tasks", "runs"], rows, [])
 
 
@@ -242,6 +280,8 @@ def accuracy_markdown(results: Results) -> str:
 
 def _accuracy_markdown(results: Results, pages: Sequence[Page]) -> str:
     footer = [HOLDS_UP_TO, "\n".join(f"- {note}" for note in notes(results))]
+    if seeds := seeds_lines(results):
+        footer[1:1] = [HEADING, "\n".join(f"- {line}" for line in seeds)]
     return markdown(pages, "Token accuracy by length / training length", footer)
 
 

@@ -233,3 +233,5 @@ def test_file_names_are_plain_and_different():
     stems = file_stems(["copy", "copy (causal=False)", "copy [causal=False]", "x" * 300, "x" * 301])
     assert list(stems.values())[:3] == ["copy", "copy_causal=False", "copy_causal=False-2"]
     assert len(set(stems.values())) == 5 and max(map(len, stems.values())) < 100
+    # Of long ones too where each is asked for alone, as for a comparison by one metric and then by another.
+    assert set(file_stems(["x" * 100 + "-loss"]).values()).isdisjoint(file_stems(["x" * 100 + "-exact"]).values())

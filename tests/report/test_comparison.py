@@ -278,6 +278,19 @@ def test_against_the_best():
     assert low[low["length"] == 32].set_index("encoding_label")["best"].tolist() == [False, False, True]
 
 
+def test_all_that_reach_the_best_mean_are_the_best():
+    same = {seed: [1.0, 0.9, 0.3] for seed in range(3)}
+    scores = {
+        "a": same,
+        "b": {seed: [1.0, 0.8, 0.3] for seed in range(3)},
+        "c": {0: [0.9, 0.9, 0.3], 1: [1.0, 0.9, 0.2]},
+    }
+    found = against_best(evaluations(scores), "exact_match", np.random.default_rng(0))
+    best = found.groupby("length")["best"].apply(list).tolist()
+    assert best == [[True, True, False], [True, False, True], [True, True, False]]
+    assert not found["worse"].any()
+
+
 # Of a results directory
 
 

@@ -91,6 +91,9 @@ def test_a_number_that_was_not_measured_has_the_coverage_of_fewer():
     assert coverage_of("mean", 7) == coverage_of("mean", 6) != coverage_of("mean", 8)
     assert coverage_of("mean", 1_000) == coverage_of("mean", 20)
     assert coverage_of("mean", 1) == {}
+    # ... and it is said of how many it is.
+    assert coverage_line("mean", 7) == coverage_line("mean", 6) and " of 6 seeds" in coverage_line("mean", 7)
+    assert coverage_range("mean", 1_000) == coverage_range("mean", 20) and " of 20 seeds" in coverage_range("mean", 50)
 
 
 def test_the_line_beside_an_interval():

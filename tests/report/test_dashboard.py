@@ -336,6 +336,12 @@ def test_the_server_reads_the_runs_again_when_they_change_and_only_then(server, 
     assert status == 503 and "no runs in" in text
 
 
+def test_the_server_hears_of_a_sweep_that_asks_for_other_runs(server, tmp_path):
+    ledger.append(tmp_path / "results", "sweep", runs=["copy-rope-quick-s0-00000000"])
+    status, _, text = get(f"{server.url}data.json?after=1")
+    assert status == 200 and "missing" in json.loads(text)["runs"]["status"]
+
+
 def test_reading_the_runs_again_leaves_the_cores_to_the_sweep(fabricate, tmp_path, monkeypatch):
     fabricate()
     watched = Watched(tmp_path / "results")

@@ -102,6 +102,21 @@ def test_equal_seeds_and_those_that_are_not_finite(interval, n):
     assert np.isnan([low[1:], high[1:]]).all()
 
 
+def test_seeds_most_of_which_are_equal_have_no_interval_of_the_whole_axis():
+    """Most of their resamples have no spread, and t* is infinite."""
+    counts = resamples(5, np.random.default_rng(0))
+    values = np.array([[1, 1, 1, 1, 319 / 320], [0.5, 0.5, 0.5, 0.5, 0.53]])
+    (low, high), (low_t, high_t) = mean_interval(values, counts), student_interval(values)
+    means = values.mean(axis=1)
+    np.testing.assert_allclose([low[0], high[1]], means - [3, -3] * (high_t - means))
+    assert (low >= means - 3.001 * (means - low_t)).all() and (high <= means + 3.001 * (high_t - means)).all()
+    # And yet they hold the mean as often as those without a limit do, at a hundredth of the width.
+    rng = np.random.default_rng(0)
+    true = 1 - np.minimum(rng.exponential(0.002, (1000, 8)), 1)
+    low, high = np.clip(mean_interval(rng.binomial(320, true) / 320, resamples(8, rng, 1000)), 0, 1)
+    assert ((low <= 0.998) & (0.998 <= high)).mean() > 0.93 and (high - low).max() < 0.05
+
+
 @pytest.mark.parametrize("interval", [mean_interval, interquartile_interval])
 def test_one_seed_has_no_interval(interval):
     assert np.isnan(interval(np.array([[0.5]]), resamples(1, np.random.default_rng(0), 10))).all()

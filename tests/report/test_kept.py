@@ -134,6 +134,30 @@ def test_what_was_written_a_moment_ago_is_not_relied_on(results_dir, reads, monk
     assert len(reads) == 11  # their entries were changed a moment ago, whatever their times say
 
 
+def test_what_stood_in_the_way_of_reading_is_not_kept(results_dir, reads, monkeypatch):
+    """Such as a disk that did not answer, or that someone else may not read what they share."""
+    name = next((results_dir / "runs").glob("copy-alibi-*-s0-*")).name
+
+    def refusing(read):
+        def wrapped(path, *arguments, **options):
+            if name in str(path):
+                raise OSError(5, "Input/output error")
+            return read(path, *arguments, **options)
+
+        return wrapped
+
+    for patched, file in (((load.Path, "read_text"), "run.json"), ((load, "_csv"), "train.csv")):
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched, refusing(getattr(*patched)))
+            patch.setattr("builtins.open", refusing(open))
+            runs = load_results(results_dir).runs.set_index("directory")
+            assert runs.loc[name, ["status", "reason"]].tolist() == ["unreadable", f"{file}: Input/output error"]
+        reads.clear()
+        assert load_results(results_dir).runs.set_index("directory").loc[name, "status"] == "finished"
+        assert reads == [name]
+        kept.place(results_dir).unlink()
+
+
 @pytest.mark.parametrize("how", ["cut short", "empty", "text", "of other code", "directory"])
 def test_what_cannot_be_used_is_made_anew(results_dir, reads, how, monkeypatch):
     first = load_results(results_dir)

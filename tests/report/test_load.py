@@ -14,8 +14,10 @@ import yaml
 
 from rpe_bench import ledger
 from rpe_bench.config import Recipe
+from rpe_bench.report.dashboard import dashboard_data
 from rpe_bench.report.load import KEYS, ReportError, _config, flatten, in_order, load_examples, load_results, variants
 from rpe_bench.report.tables import notes
+from rpe_bench.report.typeset import rendered
 from rpe_bench.schema import TABLES
 
 
@@ -259,6 +261,27 @@ def test_a_seed_that_is_none_makes_its_run_alone_unreadable(fabricate, seed):
     results = load_results(sound.parents[1])
     assert by_status(results) == {"finished": [sound.name], "unreadable": ["odd"]}
     assert results.runs["reason"].tolist()[1] == "config.yaml: no usable seed, here or in run.json"
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "reason"),
+    [
+        ({"format": 2, "device": {"kind": "cuda"}}, "other format", "results format 2, where this version reads 1"),
+        ({"device": ["cuda", "cpu"]}, "unreadable", "run.json: device is not a text"),
+        ({"started": 1735689600}, "unreadable", "run.json: started is not a text"),
+        ({"train_seconds": "1 min"}, "unreadable", "run.json: train_seconds is not a number"),
+        ({"train_length": 0}, "unreadable", "config.yaml: no usable train_length, here or in run.json"),
+        ({"train_tokens": -1}, "unreadable", "config.yaml: no usable train_tokens, here or in run.json"),
+    ],
+)
+def test_a_record_of_another_program_spoils_no_report(fabricate, facts, status, reason):
+    sound, odd = fabricate("copy", "rope", 0), fabricate("copy", "alibi", 0)
+    record = json.loads((odd / "run.json").read_text())
+    (odd / "run.json").write_text(json.dumps(record | facts))
+    results = load_results(sound.parents[1])
+    runs = results.runs.set_index("directory")
+    assert runs.loc[odd.name, ["status", "reason"]].tolist() == [status, reason]
+    assert dashboard_data(results, sound.parents[1])["tasks"] and rendered(results)
 
 
 def test_the_training_set_has_a_frame_of_its_own(fabricate):

@@ -11,7 +11,17 @@ import pytest
 from rpe_bench.report.coverage import coverage_range
 from rpe_bench.report.load import load_results
 from rpe_bench.report.tables import leaderboard, text_tables
-from rpe_bench.report.typeset import AS_GOOD, BEST, Cell, latex, markdown, rendered, task_pages
+from rpe_bench.report.typeset import (
+    AS_GOOD,
+    BEST,
+    NOT_TOLD,
+    Cell,
+    latex,
+    leaderboard_page,
+    markdown,
+    rendered,
+    task_pages,
+)
 
 
 def pages(fabricate, seeds):
@@ -43,6 +53,16 @@ def test_with_few_seeds_the_best_alone_is_marked_and_it_is_said_why(fabricate):
     assert {cell.mark for _, cells in page.rows for cell in cells if isinstance(cell, Cell)} == {"", BEST}
     assert "no difference could be significant" in page.caption
     assert f"with the 95 % interval of the mean; {coverage_range('mean', 3)}." in page.caption
+
+
+def test_what_has_too_few_seeds_among_others_is_not_taken_for_worse(fabricate):
+    for seed in range(2):
+        fabricate("copy", "nope", seed)
+    (page,) = pages(fabricate, 8)
+    at = page.columns.index("4×")
+    marks = {label: cells[at].mark for label, cells in page.rows}
+    assert marks["nope"] == marks["learned"] == ""  # the one cannot be told, the other is worse
+    assert page.caption.endswith(f" nope: {NOT_TOLD}.")
 
 
 def test_what_is_of_a_single_seed_is_said_to_have_no_interval(fabricate):
@@ -89,6 +109,35 @@ def test_the_leaderboard_weighs_tasks_alike_and_leaves_out_what_none_holds(fabri
         areas.append(np.trapezoid(values, logs) / (logs[-1] - logs[0]))
     assert np.isclose(table["area_mean"][0], np.mean(areas))
     assert (table["area_low"] < table["area_mean"]).all() and (table["area_mean"] < table["area_high"]).all()
+
+
+def test_the_leaderboard_marks_the_best_and_those_as_good(fabricate):
+    pages(fabricate, 8)
+    fabricate("copy", "nope")
+    run = fabricate("copy", "rope", config={"encoding.base": 7.0})
+    for seed in range(1, 8):
+        fabricate("copy", "rope", seed, config={"encoding.base": 7.0})
+    page = leaderboard_page(load_results(run.parents[1]))
+    marks = {label: cells[0].mark for label, cells in page.rows}
+    top = page.rows[0][0]
+    assert marks[top] == BEST and marks["learned"] == marks["nope"] == "" and marks["rope"] == ""
+    assert {marks["alibi"], marks["kerple"]} <= {BEST, AS_GOOD}
+    assert "Marked: the best mean" in page.caption and page.caption.endswith(f" nope: {NOT_TOLD}.")
+    text = rendered(load_results(run.parents[1]))
+    assert "In bold and in italics: the best" in text["leaderboard.md"] and r"\textbf{" in text["leaderboard.tex"]
+
+
+def test_a_task_without_a_length_beyond_is_in_no_number_of_the_leaderboard(fabricate):
+    for encoding in ("alibi", "rope"):
+        run = fabricate("retrieval", encoding, config={"evaluation.lengths": [24, 48]})
+    results = load_results(run.parents[1])
+    assert leaderboard(results).empty and leaderboard_page(results).rows == []
+    for encoding in ("alibi", "rope"):
+        fabricate("copy", encoding)
+    results = load_results(run.parents[1])
+    table = leaderboard(results)
+    assert table["tasks"].tolist() == table["runs"].tolist() == [1, 1]
+    assert table["area_mean"].notna().all() and "nan" not in rendered(results)["leaderboard.md"]
 
 
 def test_a_wide_table_keeps_the_powers_of_two(fabricate):

@@ -306,20 +306,27 @@ class WandbMirror:
                 wandb.teardown()
 
     def _see_off(self) -> None:
-        """Abandon it for as long as it goes on: a service may have been started since."""
+        """Kill wandb's service for as long as the mirror goes on: one may have been started since.
+
+        No more than that: torn down while one is being started, it would be lost sight of, and go on.
+        """
         while self._thread.is_alive():
-            self._abandon()
+            self._kill_service()
             self._thread.join(0.2)
 
-    def _abandon(self) -> None:
-        """Kill wandb's service. It would go on trying long after the run, one for each run of a sweep, and the process
-        would wait for it at its exit."""
+    def _kill_service(self) -> None:
         if wandb.run is None:
             with suppress(Exception):  # nothing more is to be said of a mirror that was given up
                 connection = wandb_setup.singleton()._connection
                 if connection is not None and connection._proc is not None:
                     connection._proc._process.kill()
-                self._tear_down()
+
+    def _abandon(self) -> None:
+        """End wandb's service at once. It would go on trying long after the run, one for each run of a sweep, and the
+        process would wait for it at its exit."""
+        self._kill_service()
+        with suppress(Exception):
+            self._tear_down()
 
     def _warn(self, what: str) -> None:
         if not self._word.acquire(blocking=False):

@@ -246,7 +246,7 @@ def test_a_long_sweep_says_that_it_is_checked(capsys: Capture) -> None:
     assert capsys.readouterr().err.splitlines() == [
         "checking 21 jobs",
         "error: all 21 jobs: recipe.batch_size=0: must be at least 1",
-        "error: recipe.steps=0: recipe.steps=0: must be at least 1",
+        "error: recipe.steps=0: must be at least 1",
     ]
 
 

@@ -99,6 +99,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
         process = get_context("fork").Process(target=body)
         process.start()
         started.append(Sweep(process, log))
+        number = process.pid
+        assert number is not None
+        wait_until(lambda: os.getpgid(number) == number)  # before that there is no group to be killed
         return started[-1]
 
     yield go

@@ -94,8 +94,7 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
         # Of q and k wider than v the kernel would make explicit logits; zeros beside v cost it next to nothing.
         wider = max(0, q.shape[-1] - v_BHTK.shape[-1])
         v = torch.nn.functional.pad(v_BHTK, (0, wider)) if wider else v_BHTK
-        in_blocks = context.causal and torch.is_grad_enabled() and q.shape[2] > 2 * FUSED_ROWS
-        if in_blocks and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        if _by_few_rows(q, context) and not torch.compiler.is_compiling():
             mixed = _causal_by_rows(q, k, v, scale)
         else:
             mixed = scaled_dot_product_attention(q, k, v, is_causal=context.causal, scale=scale)
@@ -226,6 +225,12 @@ def _prefixes(x_BHTK: Tensor, ends: list[int]) -> tuple[Tensor, ...]:
     return cast(tuple[Tensor, ...], _Prefixes.apply(x_BHTK, ends))
 
 
+def _by_few_rows(q_BHTK: Tensor, context: Context) -> bool:
+    """Whether the fused kernel is given FUSED_ROWS queries at a time."""
+    in_training = context.causal and torch.is_grad_enabled()
+    return in_training and q_BHTK.shape[2] > 2 * FUSED_ROWS and q_BHTK.device.type == "cpu"
+
+
 def _causal_by_rows(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float) -> Tensor:
     """The fused kernel a few queries at a time, with the keys up to the last of them."""
     T = q_BHTK.shape[2]
@@ -254,8 +259,7 @@ def _view_of_bias(
     strides = (0, bias_HN.stride(0) if len(bias_HN) == H else 0, 1, 1)
     rows = T
     if context.causal:
-        in_training = torch.is_grad_enabled() and T > 2 * FUSED_ROWS
-        rows = FUSED_ROWS if in_training else max(BLOCK_ROWS, min(T // 16, 1024))
+        rows = FUSED_ROWS if _by_few_rows(q_BHTK, context) else max(BLOCK_ROWS, min(T // 16, 1024))
     ends = [*range(rows, T, rows), T]
     blocks = []
     for end, q, k, v in zip(

@@ -15,7 +15,7 @@ interval is for fresh examples as well as fresh seeds (`fresh_low`, `fresh_high`
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,8 @@ def compare_runs(
 
 def _task_of(given: str, labels: Sequence[str], evaluations: pd.DataFrame, encodings: Sequence[str]) -> str:
     """The label that a task's name stands for: of several configurations, the only one that has both encodings."""
-    of_name = evaluations[evaluations["task_label"].str.partition(" (")[0] == given]
-    both = [
-        str(label)
-        for label, there in of_name.groupby("task_label")["encoding_label"]
-        if all((there.eq(one) | there.str.startswith(f"{one} (")).any() for one in encodings)
-    ]
+    there = evaluations.groupby("task_label")["encoding_label"].unique()
+    both = [label for label in _called(given, labels) if all(_called(one, there[label]) for one in encodings)]
     return both[0] if given not in labels and len(both) == 1 else resolve(given, labels, "")
 
 
@@ -317,6 +313,11 @@ def _tested(differences: Sequence[np.ndarray], rng: np.random.Generator) -> Iter
     return iter(p.tolist())
 
 
+def _called(given: str, known: Iterable[str]) -> list[str]:
+    """The labels that are a name, or have it before their brackets."""
+    return [label for label in known if given in (label, label.partition(" (")[0])]
+
+
 def resolve(given: str, known: Sequence[str], what: str) -> str:
     """The label that a name stands for: itself, or the only one with that name before its brackets.
 
@@ -324,7 +325,7 @@ def resolve(given: str, known: Sequence[str], what: str) -> str:
     """
     if given in known:
         return given
-    of_name = [label for label in known if label.partition(" (")[0] == given]
+    of_name = _called(given, known)
     if len(of_name) == 1:
         return of_name[0]
     if of_name:

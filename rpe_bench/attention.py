@@ -4,18 +4,21 @@ Attention is rotate -> scale * q.k -> + bias -> mask -> softmax -> value, for ev
 
     no bias                                  the fused kernel, causal or not; in training a few queries at a time
     bias of distance, fixed or not training  the fused kernel with a mask that is a view of one vector of 2T - 1 numbers
-    bias of distance, learned, in training   explicit logits, the bias unfolded from one vector
+    bias of distance, learned, in training   explicit logits a few queries at a time, with a gradient of their own
+    any of these, training in bfloat16       that with products in bfloat16; on a GPU without a bias, the fused kernel
     anything else, and any given positions   explicit logits, in chunks of rows where the sequence is long
 
 Shapes as in rpe_bench.encodings.base.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
 from rpe_bench.encodings.base import Context, DistanceBias, Encoding, check_positions
@@ -38,6 +41,12 @@ many: on a CPU its own blocks take in many keys that are hidden. At 257 tokens i
 TRAINED_ROWS = 32
 """Queries whose logits are held at once in training: of 16, 32, 64 and all the fastest. At 128 tokens it
 takes half of the time of all in a causal model, two thirds in a bidirectional one."""
+
+TRAINED_ROWS_BF16 = 64
+"""The same of logits in bfloat16."""
+
+KEPT_ELEMENTS = 2**27
+"""Weights that a layer keeps for the backward pass where the fused kernel would keep none: 256 MiB in bfloat16."""
 
 
 def logits(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, context: Context) -> Tensor:
@@ -84,28 +93,41 @@ def reference(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor
 
 
 def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
-    """Attention by the fastest path that is equal to the reference: (B, H, T, K)."""
+    """Attention by the fastest path that is equal to the reference: (B, H, T, K).
+
+    q, k and v may be bfloat16, as projections leave them under autocast. Then the two products are made in bfloat16
+    where a path has them so, and all else is in float32: rotations, terms that depend on content, softmax.
+    """
     context = context.with_(masked=context.causal)
+    places, scale = set(encoding.changes()), encoding.scale
+    exact = torch.promote_types(v_BHTK.dtype, torch.float32)
+    if "rotate" in places:
+        q_BHTK, k_BHTK = q_BHTK.to(exact), k_BHTK.to(exact)
     q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
-    scale = encoding.scale
+    v, on_gpu, compiled = v_BHTK, v_BHTK.device.type != "cpu", torch.compiler.is_compiling()
     if isinstance(scale, Tensor):  # which the fused kernel does not take
-        return _in_chunks(encoding, q, k, v_BHTK, context)
-    if not set(encoding.changes()) - {"embed", "rotate"}:
+        return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
+    if not places - {"embed", "rotate"}:
+        wider = max(0, q.shape[-1] - v.shape[-1])
+        # What is added to q and k beside their features may be a sum that bfloat16 is too coarse for.
+        if not on_gpu and not compiled and not wider and _by_bfloat16(v):
+            return _by_rows(q, k, v, None, scale, context)
+        # The kernel of a GPU is made for bfloat16, that of a CPU is slower in it.
+        q, k, v = (x.to(v.dtype if on_gpu and not wider else exact) for x in (q, k, v))
         # Of q and k wider than v the kernel would make explicit logits; zeros beside v cost it next to nothing.
-        wider = max(0, q.shape[-1] - v_BHTK.shape[-1])
-        v = torch.nn.functional.pad(v_BHTK, (0, wider)) if wider else v_BHTK
-        if _by_few_rows(q, context) and not torch.compiler.is_compiling():
+        v = torch.nn.functional.pad(v, (0, wider)) if wider else v
+        if _by_few_rows(q, context) and not compiled:
             mixed = _causal_by_rows(q, k, v, scale)
         else:
             mixed = scaled_dot_product_attention(q, k, v, is_causal=context.causal, scale=scale)
         return mixed[..., : v_BHTK.shape[-1]]
-    if torch.compiler.is_compiling():  # blocks and strides would be compiled anew for each length
-        return _explicit(encoding, q, k, v_BHTK, context)
+    if compiled:  # blocks and strides would be compiled anew for each length
+        return _explicit(encoding, q.to(exact), k.to(exact), v.to(exact), context)
     if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
-        if encoding.learned and torch.is_grad_enabled():
-            return _unfolded_bias(encoding, q, k, v_BHTK, context)
-        return _view_of_bias(encoding, q, k, v_BHTK, context, scale)
-    return _in_chunks(encoding, q, k, v_BHTK, context)
+        if torch.is_grad_enabled() and encoding.learned or _by_bfloat16(v):
+            return _by_rows(q, k, v, _unfolded(encoding, context, exact), scale, context)
+        return _view_of_bias(encoding, q.to(exact), k.to(exact), v.to(exact), context, scale)
+    return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
 
 
 def masked_logits_by_rows(
@@ -293,22 +315,97 @@ def _unfold(bias_HN: Tensor) -> Tensor:
     return repeated[:, T - 1 :][:, : T * (2 * T - 1)].unflatten(1, (T, 2 * T - 1))[..., :T]
 
 
-def _unfolded_bias(encoding: DistanceBias, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
-    """Explicit logits; the fused kernel has no gradient for its mask but on a path that is slower than this one.
-
-    Few rows are taken at a time, whose logits stay in the cache. A causal model leaves out the keys after each block.
-    """
-    T = q_BHTK.shape[2]
+def _unfolded(encoding: DistanceBias, context: Context, dtype: torch.dtype) -> Tensor:
+    """The bias (H, T, T) or (1, T, T), minus infinity where a causal model hides; made once for the layers that share
+    it."""
     key = (encoding, "bias_HTT")
     if key not in context.memo:
-        context.memo[key] = _unfold(encoding.of_all_offsets(T, context.causal, q_BHTK.device, q_BHTK.dtype))
-    # Contiguous, or each product would copy its part of them.
-    q, bias = q_BHTK.contiguous().split(TRAINED_ROWS, dim=2), context.memo[key].split(TRAINED_ROWS, dim=1)
-    ends = [*range(TRAINED_ROWS, T, TRAINED_ROWS), T] if context.causal else [T] * len(q)
-    k, v = (_prefixes(x.contiguous(), ends) for x in (k_BHTK, v_BHTK))
-    blocks = []
-    for q_BHQK, k_BHSK, v_BHSK, bias_HQT in zip(q, k, v, bias, strict=True):
-        scores = encoding.content(q_BHQK, k_BHSK, context)
-        scores += bias_HQT[..., : k_BHSK.shape[2]]
-        blocks.append(scores.softmax(dim=-1) @ v_BHSK)
-    return torch.cat(blocks, dim=2)
+        bias_HN = encoding.of_all_offsets(context.length, context.causal, context.device, dtype)
+        context.memo[key] = _unfold(bias_HN)
+    bias_HTT: Tensor = context.memo[key]
+    return bias_HTT
+
+
+def _by_bfloat16(v_BHTK: Tensor) -> bool:
+    """Whether training makes explicit logits in bfloat16, where it could do without."""
+    B, H, T, _ = v_BHTK.shape
+    return torch.is_grad_enabled() and v_BHTK.dtype == torch.bfloat16 and B * H * T * T <= KEPT_ELEMENTS
+
+
+def _by_rows(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float, context: Context
+) -> Tensor:
+    """Explicit logits in training, without a bias or with one of distance. It is faster than to give the fused kernel
+    a mask that learns, for which that has no gradient but on a slower path; and in bfloat16 than the fused kernel."""
+    T = q_BHTK.shape[2]
+    if bias_HTT is None and context.causal:
+        bias_HTT = context.once("mask_1TT", lambda: v_BHTK.new_full((1, T, T), -math.inf).triu(1))
+    return cast(Tensor, _ByRows.apply(q_BHTK, k_BHTK, v_BHTK, bias_HTT, scale, context.causal))
+
+
+class _ByRows(torch.autograd.Function):
+    """softmax(scale * q.k + bias) v of a few queries at a time, so that their logits stay in the cache.
+
+    Products are of the dtype of v, and nothing else is: the sum of a product with the bias is of that of the bias. In a
+    causal model, whose bias is minus infinity where the mask hides, the keys that follow a block are left out.
+
+    Shapes: N is B * H. What is not in one piece each product would copy, so that all of it is copied once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float, causal: bool
+    ) -> Tensor:
+        dtype, (B, H, T, _) = v_BHTK.dtype, q_BHTK.shape
+        rows = TRAINED_ROWS_BF16 if dtype == torch.bfloat16 else TRAINED_ROWS
+        if v_BHTK.device.type != "cpu":  # which has less to gain by its cache than to lose by many small calls
+            rows = T
+        ends = [*range(rows, T, rows), T]
+        k_NTK, v_NTK = (_in_one_piece(x, dtype) for x in (k_BHTK, v_BHTK))
+        mixed_BTHK = v_BHTK.new_empty(B, T, H, v_BHTK.shape[3])
+        blocks = []
+        for end, q_BHQK in zip(ends, q_BHTK.split(rows, dim=2), strict=True):
+            queries, keys = slice(end - q_BHQK.shape[2], end), slice(end if causal else T)
+            q_NQK = _in_one_piece(scale * q_BHQK, dtype)
+            k_NSK, v_NSK = k_NTK[:, keys].contiguous(), v_NTK[:, keys].contiguous()
+            logits_BHQS = torch.bmm(q_NQK, k_NSK.mT).unflatten(0, (B, H))
+            if bias_HTT is not None:
+                logits_BHQS = logits_BHQS.to(bias_HTT.dtype)
+                logits_BHQS += bias_HTT[:, queries, keys]
+            weights_NQS = logits_BHQS.softmax(dim=-1).to(dtype).flatten(0, 1)
+            mixed_BTHK[:, queries] = torch.bmm(weights_NQS, v_NSK).unflatten(0, (B, H)).transpose(1, 2)
+            blocks.append((q_NQK, k_NSK, v_NSK, weights_NQS))
+        ctx.save_for_backward(*itertools.chain(*blocks))
+        ctx.rows, ctx.scale, ctx.bias = rows, scale, bias_HTT
+        return mixed_BTHK.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+        B, H, T, _ = gradient_BHTK.shape
+        blocks = list(zip(*(ctx.saved_tensors[i::4] for i in range(4)), strict=True))
+        of_q_NTK, of_k_NTK, of_v_NTK = (x.new_zeros(B * H, T, x.shape[2]) for x in blocks[-1][:3])
+        of_bias_HTT = torch.zeros_like(ctx.bias) if ctx.needs_input_grad[3] else None
+        for start, block, gradient_BHQK in zip(
+            range(0, T, ctx.rows), blocks, gradient_BHTK.split(ctx.rows, dim=2), strict=True
+        ):
+            q_NQK, k_NSK, v_NSK, weights_NQS = block
+            of_mixed_NQK = _in_one_piece(gradient_BHQK, v_NSK.dtype)
+            queries, keys = slice(start, start + ctx.rows), slice(k_NSK.shape[1])
+            of_weights_NQS = torch.bmm(of_mixed_NQK, v_NSK.mT)
+            of_logits_NQS = torch._softmax_backward_data(of_weights_NQS, weights_NQS, -1, weights_NQS.dtype)
+            of_q_NTK[:, queries] = torch.bmm(of_logits_NQS, k_NSK)
+            of_k_NTK[:, keys] += torch.bmm(of_logits_NQS.mT, q_NQK)
+            of_v_NTK[:, keys] += torch.bmm(weights_NQS.mT, of_mixed_NQK)
+            if of_bias_HTT is not None:
+                of_heads = of_logits_NQS.unflatten(0, (B, H)).sum(0, dtype=of_bias_HTT.dtype)
+                of_bias_HTT[:, queries, keys] = of_heads.sum_to_size(len(of_bias_HTT), *of_heads.shape[1:])
+        of_qkv = (x.unflatten(0, (B, H)) for x in (of_q_NTK.mul_(ctx.scale), of_k_NTK, of_v_NTK))
+        return *of_qkv, of_bias_HTT, None, None
+
+
+def _in_one_piece(x_BHTK: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B * H, T, K), contiguous and of that dtype, by one pass."""
+    if x_BHTK.dtype != dtype or not x_BHTK.is_contiguous():
+        x_BHTK = torch.empty(x_BHTK.shape, dtype=dtype, device=x_BHTK.device).copy_(x_BHTK)
+    return x_BHTK.flatten(0, 1)

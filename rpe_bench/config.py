@@ -330,6 +330,8 @@ class Config(Section):
             neutral = load_class(group, config[group]["target"]).neutral
             config[group] = _without(config[group], neutral)
         config["recipe"] = _without(config["recipe"], Recipe.neutral())
+        if self.recipe.precision == "bf16-mixed":  # under which attention used to stay in float32
+            config["recipe"]["in_bf16"] = ["attention", "linear"]
         del config["start"]
         if self.start.run is not None:
             # Where it lies changes nothing; the steps follow from its id.

@@ -27,10 +27,8 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context) -> Tensor:
         q, k, v = self.heads_of(x_BTD)
         context = context.with_(x_BTD=x_BTD, project=self.project)
-        # Under autocast the projections are bfloat16; attention itself stays in float32, which is faster on a CPU and
-        # keeps positions exact.
         with torch.autocast(x_BTD.device.type, enabled=False):
-            mixed_BHTK = attend(encoding, q.to(x_BTD.dtype), k.to(x_BTD.dtype), v.to(x_BTD.dtype), context)
+            mixed_BHTK = attend(encoding, q, k, v, context)
         return self.out(mixed_BHTK.transpose(1, 2).flatten(2))
 
     def heads_of(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

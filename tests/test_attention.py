@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import Case, Setting, setting
+from support import Case, Setting, normal, setting
 from torch import Tensor, nn
 
 from rpe_bench import attention, catalogue
@@ -163,7 +163,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
 
         monkeypatch.setattr(attention, name, spied)
 
-    for name in ("scaled_dot_product_attention", "_explicit", "_view_of_bias", "_unfolded_bias"):
+    for name in ("scaled_dot_product_attention", "_explicit", "_view_of_bias", "_by_rows"):
         spy(name)
     return record
 
@@ -178,7 +178,7 @@ def expected_path(encoding: Encoding, context: Context) -> str:
     by_distance = isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context)
     if places != {"bias"} or not by_distance or type(encoding) is AmendedDistance:
         return "_explicit"
-    return "_unfolded_bias" if len(list(encoding.parameters())) and torch.is_grad_enabled() else "_view_of_bias"
+    return "_by_rows" if len(list(encoding.parameters())) and torch.is_grad_enabled() else "_view_of_bias"
 
 
 @pytest.fixture(autouse=True)
@@ -236,6 +236,76 @@ def test_values_without_gradients_are_the_reference(build, taken: Taken, dtype: 
         taken.calls.clear()
         assert_close(outcome(attend, encoding, given), expected, dtype)
         assert taken.path() == expected_path(encoding, given.context)
+
+
+def test_bfloat16_is_the_reference_to_its_rounding(build, taken: Taken) -> None:
+    """Of q, k and v in bfloat16 the products of training may be too; whatever else there is is as exact as in float32,
+    and without gradients all of it is."""
+    for heads, length in itertools.product(HEADS, LENGTHS):
+        encoding = build(heads)
+        given, exact = (setting(encoding, length, dtype=dtype) for dtype in (torch.float32, torch.float64))
+        for name in ("q", "k", "v"):
+            setattr(given, name, getattr(given, name).to(torch.bfloat16))
+            setattr(exact, name, getattr(given, name).double())
+        exact.context = exact.context.with_(x_BTD=given.context.x_BTD.double())
+        toward = normal(*given.v.shape, seed=9).to(torch.bfloat16)
+        rotated, _ = encoding.rotate(given.q.float(), given.k.float(), given.context.positions, given.context)
+        path = expected_path(encoding, given.context)
+        if path == "_view_of_bias" or path == "fused" and rotated.shape == given.q.shape:
+            path = "_by_rows"
+
+        with torch.no_grad():
+            without_gradients = outcome(attend, encoding, given)
+        taken.calls.clear()
+        leaves = [*given.leaves()[:3], *encoding.parameters()]
+        found = outcome(attend, encoding, given)
+        assert taken.path() == path
+        gradients = torch.autograd.grad((found * toward).sum(), leaves, allow_unused=True)
+
+        encoding = encoding.double()
+        leaves = [*exact.leaves()[:3], *encoding.parameters()]
+        expected = outcome(reference, encoding, exact)
+        expected_gradients = torch.autograd.grad((expected * toward).sum(), leaves, allow_unused=True)
+        assert relative_error(without_gradients, expected) < 1e-4
+        assert relative_error(found, expected) < (0.01 if path == "_by_rows" else 1e-4)
+        for one, other in zip(gradients[:3], expected_gradients[:3], strict=True):
+            assert relative_error(one, other) < (0.03 if path == "_by_rows" else 0.005)
+        # Those of what an encoding has learned may be sums that nearly cancel; see the next test.
+        assert [one is None for one in gradients] == [one is None for one in expected_gradients]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads_of_bias", [1, 3])
+def test_the_gradient_of_a_bias_in_bfloat16(causal: bool, heads_of_bias: int) -> None:
+    q, k, v, toward = normal(4, 2, 3, 150, 4, seed=0, dtype=torch.bfloat16).unbind()
+    bias = 3 * normal(heads_of_bias, 150, 150, seed=1, dtype=torch.float32)
+    if causal:
+        bias += torch.full((150, 150), -math.inf).triu(1)
+    found, expected = bias.requires_grad_(), bias.detach().double().requires_grad_()
+    mixed = attention._ByRows.apply(q, k, v, found, 0.7, causal)
+    (mixed * toward).sum().backward()
+    ((0.7 * q.double() @ k.mT.double() + expected).softmax(-1) @ v.double() * toward).sum().backward()
+    assert relative_error(found.grad, expected.grad) < 0.02
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Of all numbers together."""
+    found, expected = found.detach(), expected.detach()
+    return float((found.double() - expected).norm() / expected.norm().clamp_min(1e-6))
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi"])
+def test_weights_are_not_kept_beyond_what_is_set(taken: Taken, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    encoding = from_conf(Case(name, True))(2, True)
+    given = setting(encoding, 9, dtype=torch.bfloat16)
+    for kept, path in (
+        (2 * 2 * 9 * 9, "_by_rows"),
+        (2 * 2 * 9 * 9 - 1, "_view_of_bias" if name == "alibi" else "fused"),
+    ):
+        monkeypatch.setattr(attention, "KEPT_ELEMENTS", kept)
+        taken.calls.clear()
+        outcome(attend, encoding, given)
+        assert taken.path() == path
 
 
 def test_given_positions(build, taken: Taken) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu import OnGPU, back, simulated_gpu
-from support import Case, cases, indices, tokens_of
+from support import Case, cases, indices, setting, tokens_of
 from torch import Tensor
 
 from rpe_bench import attention, catalogue
 from rpe_bench.config import Config
-from rpe_bench.encodings.base import DistanceBias
+from rpe_bench.encodings.base import Context, DistanceBias
 from rpe_bench.evaluate import score
 from rpe_bench.model import Transformer, build_model
 from rpe_bench.run import evaluate
@@ -125,6 +125,33 @@ def test_masks_are_given_in_rows_that_cuda_takes(causal: bool, monkeypatch: pyte
     assert masks
     for mask in masks:
         assert mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "fox", "alibi", "t5", "shaw"])
+def test_bfloat16_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bias the fused kernel is given bfloat16, but for sums that bfloat16 is too coarse for."""
+    given_to_kernel: list[torch.dtype] = []
+    kernel = attention.scaled_dot_product_attention
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        given_to_kernel.extend({q.dtype, k.dtype, v.dtype})
+        return kernel(q, k, v, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    encoding = Case(name, True).encoding()
+    on_cpu = setting(encoding, 150, dtype=torch.float32)
+    x_BTD, q, k, v = on_cpu.context.x_BTD, *(x.to(torch.bfloat16) for x in (on_cpu.q, on_cpu.k, on_cpu.v))
+    on_cpu.q, on_cpu.k, on_cpu.v = q.float(), k.float(), v.float()
+    expected = attention.reference(encoding, on_cpu.q, on_cpu.k, on_cpu.v, on_cpu.context)
+    with simulated_gpu() as device:
+        encoding = encoding.to(device)
+        context = Context(150, True, device=device, x_BTD=x_BTD.to(device))
+        q, k, v = (x.to(device).requires_grad_() for x in (q, k, v))
+        mixed = attention.attend(encoding, q, k, v, context)
+        (gradient,) = torch.autograd.grad(mixed.float().sum(), [q])
+    torch.testing.assert_close(back(mixed).float(), expected, rtol=0, atol=0.05)
+    assert gradient.dtype == torch.bfloat16
+    assert given_to_kernel == {"nope": [torch.bfloat16], "rope": [torch.bfloat16], "fox": [torch.float32]}.get(name, [])
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.causal], ids=str)

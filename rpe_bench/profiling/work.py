@@ -44,9 +44,9 @@ class Work:
         return cls(6 * tokens * products, 6 * of_pair * seen, 6 * of_pair * (pairs - seen))
 
     def seconds(self, speeds: dict[str, float], precision: str, masked: bool = False) -> float:
-        """The floor, at speeds in operations a second. Attention is in float32 in either precision of a recipe."""
-        linear = speeds["bf16" if precision == "bf16-mixed" else "fp32"]
-        return self.linear / linear + (self.attention + masked * self.masked) / speeds["fp32"]
+        """The floor, at speeds in operations a second."""
+        operations = self.linear + self.attention + masked * self.masked
+        return operations / speeds["bf16" if precision == "bf16-mixed" else "fp32"]
 
 
 def large_products(device: torch.device) -> dict[str, tuple[Call, float]]:

@@ -43,7 +43,7 @@ def test_the_floor_follows_the_speeds() -> None:
     speeds = {"fp32": 10.0, "bf16": 20.0}
     assert work.seconds(speeds, "fp32") == 11
     assert work.seconds(speeds, "fp32", masked=True) == 11.5
-    assert work.seconds(speeds, "bf16-mixed") == 6
+    assert work.seconds(speeds, "bf16-mixed") == 5.5
 
 
 def test_large_products_are_what_they_say() -> None:

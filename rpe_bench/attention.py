@@ -318,11 +318,11 @@ def _unfold(bias_HN: Tensor) -> Tensor:
 def _unfolded(encoding: DistanceBias, context: Context, dtype: torch.dtype) -> Tensor:
     """The bias (H, T, T) or (1, T, T), minus infinity where a causal model hides; made once for the layers that share
     it."""
-    key = (encoding, "bias_HTT")
-    if key not in context.memo:
-        bias_HN = encoding.of_all_offsets(context.length, context.causal, context.device, dtype)
-        context.memo[key] = _unfold(bias_HN)
-    bias_HTT: Tensor = context.memo[key]
+
+    def unfolded() -> Tensor:
+        return _unfold(encoding.of_all_offsets(context.length, context.causal, context.device, dtype))
+
+    bias_HTT: Tensor = context.once((encoding, "bias_HTT"), unfolded)
     return bias_HTT
 
 

@@ -4,18 +4,16 @@
     python scripts/long_evaluation.py --encodings nope,alibi,t5 --length 16384 --rounds 9
 
 One example is evaluated as a run evaluates it, all its tables included, by the tiny model with weights as drawn: what
-it takes depends on their shapes alone. Each evaluation has a process of its own, forked where torch is imported
-already; MiB is the most memory that it held beyond what it had held with task and model built. All encodings take their
+it takes depends on their shapes alone. Each evaluation has a process of its own; MiB is the most memory that it held
+beyond what it had held with task and model built. All encodings take their
 turn once a round, in a new random order each round, and times are compared with `nope` of the same round.
 
 Exit status 1 where one takes more than --mib, or than --seconds, after which it is ended; it is then measured no more.
 """
 
 import argparse
-import multiprocessing
 import sys
 import time
-from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ import torch
 from rpe_bench import catalogue
 from rpe_bench.compose import compose
 from rpe_bench.config import Config, ConfigError, resolve
+from rpe_bench.profiling.apart import MIB, Ended, Limits, apart
 from rpe_bench.record import peak_memory_bytes
 from rpe_bench.run import build_model, evaluate
 
@@ -35,33 +34,14 @@ def config_of(encoding: str, task: str, length: int, threads: int) -> Config:
     return resolve(composed.raw)
 
 
-def evaluate_once(config: Config, out: Connection) -> None:
-    """Send the seconds and the bytes that an evaluation took."""
+def evaluate_once(config: Config) -> tuple[float, int]:
+    """Seconds and bytes of an evaluation."""
     torch.set_num_threads(config.threads)
     task, model = config.build_task(), build_model(config)
     before = peak_memory_bytes()
     start = time.perf_counter()
     evaluate(config, task, model, torch.device("cpu"))
-    out.send((time.perf_counter() - start, peak_memory_bytes() - before))
-
-
-def measure(config: Config, seconds: float) -> tuple[float, int] | str:
-    """Seconds and bytes of an evaluation, or why there are none."""
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=evaluate_once, args=(config, sender))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(seconds):
-            process.kill()
-            return f"took more than {seconds:g} s"
-        return receiver.recv()
-    except EOFError:
-        process.join()
-        return f"ended with exit code {process.exitcode}"
-    finally:
-        process.join()
+    return time.perf_counter() - start, peak_memory_bytes() - before
 
 
 def main() -> int:
@@ -89,14 +69,14 @@ def main() -> int:
     memory = dict.fromkeys(configs, 0.0)
     for turn in range(options.rounds):
         for name in rng.permutation([name for name in configs if name not in failed]):
-            found = measure(configs[name], options.seconds)
-            if isinstance(found, str):
-                failed[name] = found
+            try:
+                times[name][turn], held = apart(Limits(options.seconds), evaluate_once, configs[name])
+            except Ended as ended:
+                failed[name] = str(ended)
                 continue
-            times[name][turn] = found[0]
-            memory[name] = max(memory[name], found[1] / 2**20)
+            memory[name] = max(memory[name], held / MIB)
             if memory[name] > options.mib:
-                failed[name] = f"took {memory[name]:.0f} MiB, more than {options.mib:g}"
+                failed[name] = f"takes {memory[name]:.0f} MiB, more than {options.mib:g}"
 
     about = f"{options.task}, length {options.length}, threads {options.threads}"
     print(f"{about}: medians of {options.rounds} [quartiles]")

@@ -1,7 +1,6 @@
 import resource
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
 from rpe_bench.model import build_model
-from rpe_bench.profiling.first import unused_memory
+from rpe_bench.profiling.apart import Limits, apart
 from rpe_bench.train import Data, add_gradient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc's malloc")
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc's mall
 STEPS = 4
 
 
-def count_faults(config: Config, keep: bool, answer: Connection) -> None:
-    """Send how many pages the kernel hands out a training step."""
+def faults_of_a_step(config: Config, keep: bool) -> float:
+    """How many pages the kernel hands out a training step."""
     if keep:
         keep_freed_memory()
     model = build_model(config)
@@ -27,24 +26,12 @@ def count_faults(config: Config, keep: bool, answer: Connection) -> None:
         if step == STEPS:  # malloc has settled
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         add_gradient(model, batch, config.recipe, torch.device("cpu"))
-    answer.send((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS)
-
-
-def faults_of_a_step(config: Config, keep: bool) -> float:
-    """In a process whose malloc is as it was born, unlike that of one where other tests have run."""
-    context = unused_memory()
-    answer, sender = context.Pipe(duplex=False)
-    process = context.Process(target=count_faults, args=(config, keep, sender))
-    process.start()
-    sender.close()
-    faults = float(answer.recv())
-    process.join()
-    return faults
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / STEPS
 
 
 def test_what_a_step_frees_is_not_given_back_to_the_kernel(make_config: Callable[..., Config]) -> None:
     config = make_config(
         "copy", "rope", {"recipe.batch_size": 64, "recipe.train_length": 32, "recipe.lengths": "fixed"}
     )
-    kept, given_back = (faults_of_a_step(config, keep) for keep in (True, False))
+    kept, given_back = (apart(Limits(seconds=60), faults_of_a_step, config, keep) for keep in (True, False))
     assert kept < given_back / 10, (kept, given_back)

@@ -54,8 +54,8 @@ def main(parsed: Namespace) -> int:
         return _where(config, subjects, given or [128], rounds, out)
 
     from rpe_bench.profiling.account import Account
+    from rpe_bench.profiling.apart import Limits
     from rpe_bench.profiling.cells import KINDS, lengths_of
-    from rpe_bench.profiling.first import Limits
     from rpe_bench.profiling.measure import Request, measure
     from rpe_bench.report.profile import Profile
 

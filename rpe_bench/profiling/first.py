@@ -1,38 +1,20 @@
 """The first call of a cell: the most memory that it takes beyond the model, and about how long.
 
-On the CPU it has a process of its own, forked from one that has computed nothing: memory that an earlier call has given
-back would be used again without being seen. Limits are on that process, so that a cell which is too large ends alone. A
+On the CPU it has a process of its own, where memory that an earlier call has given back cannot be used again unseen. A
 GPU's allocator keeps its own account, in this process.
 """
 
-import multiprocessing
-import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
-from rpe_bench.errors import one_line
 from rpe_bench.model import Transformer
+from rpe_bench.profiling.apart import Ended, Limits, apart
 from rpe_bench.profiling.cells import Cell, Subject, prepared
 from rpe_bench.record import peak_memory_bytes
-
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one call may take."""
-
-    seconds: float
-    mib: int
 
 
 @dataclass(frozen=True)
@@ -52,8 +34,8 @@ def first_call(config: Config, subject: Subject, cell: Cell, limits: Limits) -> 
     try:
         if config.device == "cuda":
             return _on_gpu(config, subject, cell)
-        return _forked(limits, _in_child, config, subject, cell)
-    except ValueError as error:  # how an encoding refuses a length
+        return apart(limits, _in_child, config, subject, cell)
+    except (ValueError, Ended) as error:  # the first is how an encoding refuses a length
         return First(problem=" ".join(str(error).split()))
 
 
@@ -98,51 +80,3 @@ def _on_gpu(config: Config, subject: Subject, cell: Cell) -> First:
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return First(problem="takes more memory than the GPU has")
-
-
-def unused_memory() -> ForkServerContext:
-    """A context of processes that have torch imported, and nothing computed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # heeded once: later processes find the server there
-    return context
-
-
-def _forked(limits: Limits, work: Callable[..., First], *arguments: Any) -> First:
-    """What `work` returns in a process of its own; ValueError as it raises one."""
-    context = unused_memory()
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_sent, args=(sender, limits, work, *arguments))
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(limits.seconds):
-            process.kill()
-            return First(problem=f"takes more than {limits.seconds:g} s")
-        found: First | ValueError = receiver.recv()
-    except EOFError:
-        process.join()
-        return First(problem=f"ended with exit code {process.exitcode}")
-    finally:
-        process.join()
-    if isinstance(found, ValueError):
-        raise found
-    return found
-
-
-def _sent(out: Connection, limits: Limits, work: Callable[..., First], *arguments: Any) -> None:
-    try:
-        _keep_within(limits.mib * MIB)
-        out.send(work(*arguments))
-    except ValueError as error:
-        out.send(ValueError(str(error)))  # one of a class that the parent knows
-    except (MemoryError, RuntimeError) as error:
-        out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        out.send(First(problem=f"takes more than {limits.mib} MiB" if out_of_memory else one_line(error)))
-
-
-def _keep_within(more_bytes: int) -> None:
-    """Refuse this process more memory than that, on Linux: else the system might end another in its place."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        held = int(statm.read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (held + more_bytes, resource.RLIM_INFINITY))

@@ -14,8 +14,9 @@ import torch
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
 from rpe_bench.profiling.account import Account
+from rpe_bench.profiling.apart import Limits
 from rpe_bench.profiling.cells import BASELINE, Call, Cell, Clock, Subject, examples_of, prepared
-from rpe_bench.profiling.first import First, Limits, first_call
+from rpe_bench.profiling.first import First, first_call
 from rpe_bench.record import cpu_model, host
 from rpe_bench.seeds import stream
 

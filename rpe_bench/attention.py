@@ -166,29 +166,28 @@ def _of_rows(encoding: Encoding, context: Context, rows: slice) -> Context:
 
 def _masked_logits(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
     scores = logits(encoding, q_BHQK, k_BHSK, context)
+    if context.causal and "bias" in encoding.changes() and not torch.compiler.is_compiling():
+        # A sum that nothing else has a use for. None of its columns up to that of the first query hides anything.
+        return cast(Tensor, _Hide.apply(scores, context.rows.indices(context.length)[0] + 1))
     hidden = context.hidden_QS
     if hidden is None:
         return scores
-    mask_QS = torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device).masked_fill(hidden, -math.inf)
-    if "bias" not in encoding.changes() or torch.compiler.is_compiling():
-        return scores + mask_QS
-    # A sum that nothing else has a use for. None of its columns up to that of the first query hides anything.
-    first = context.rows.indices(context.length)[0] + 1
-    return cast(Tensor, _Hide.apply(scores, mask_QS[:, first:], first))
+    return scores + torch.zeros(hidden.shape, dtype=scores.dtype, device=scores.device).masked_fill(hidden, -math.inf)
 
 
 class _Hide(torch.autograd.Function):
-    """Add a mask to the last columns, in place: behind softmax the gradient of what it hides is 0 already."""
+    """Mask the columns that follow the first query's, in place: behind softmax the gradient there is 0 already."""
 
     @staticmethod
-    def forward(ctx: Any, scores_BHQS: Tensor, mask_QS: Tensor, first: int) -> Tensor:
+    def forward(ctx: Any, scores_BHQS: Tensor, first: int) -> Tensor:
         ctx.mark_dirty(scores_BHQS)
-        scores_BHQS[..., first:] += mask_QS
+        last = scores_BHQS[..., first:]
+        last.add_(last.new_full(last.shape[-2:], -math.inf).triu())
         return scores_BHQS
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 def _explicit(encoding: Encoding, q_BHQK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, context: Context) -> Tensor:
@@ -238,7 +237,7 @@ class _Prefixes(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[-1].clone()  # which is not ours to change
         for gradient in gradients[:-1]:
-            total[:, :, : gradient.shape[2]] += gradient
+            total[:, :, : gradient.shape[2]].add_(gradient)
         return total, None
 
 

@@ -60,8 +60,7 @@ def add_query_logits(logits_BHQS: Tensor, q_BHQK: Tensor, table: Tensor, first: 
     """
     table = _one_if_shared(table).to(q_BHQK.dtype)
     if _by_shift(context):
-        shift = Shift(first, -_start(context), context.masked)
-        return cast(Tensor, _AddOfQueries.apply(logits_BHQS, q_BHQK, table, shift))
+        return cast(Tensor, _AddOfQueries.apply(logits_BHQS, q_BHQK, *_shift(table, first, context)))
     scores_BHQM = q_BHQK @ table.mT
     return logits_BHQS + scores_BHQM.gather(-1, _rows(context, table, first).expand(*q_BHQK.shape[:3], -1))
 
@@ -83,8 +82,7 @@ def mixed_values(weights_BHQS: Tensor, v_BHSK: Tensor, table: Tensor, first: int
     """
     table = _one_if_shared(table).to(weights_BHQS.dtype)
     if _by_shift(context):
-        shift = Shift(first, -_start(context), context.masked)
-        return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, table, shift))
+        return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, *_shift(table, first, context)))
     rows = _rows(context, table, first).expand(*weights_BHQS.shape)
     sums_BHQM = weights_BHQS.new_zeros(*weights_BHQS.shape[:3], table.shape[-2]).scatter_add(-1, rows, weights_BHQS)
     return weights_BHQS @ v_BHSK + sums_BHQM @ table
@@ -191,6 +189,29 @@ def _one_if_shared(table: Tensor) -> Tensor:
     return table[0] if table.dim() == 3 and len(table) == 1 else table
 
 
+def _shift(table: Tensor, first: int, context: Context) -> tuple[Tensor, "Shift | SeenShift"]:
+    """How a table is shifted, and the table as that takes it."""
+    start = _start(context)
+    if not context.masked:
+        return table, Shift(first, -start)
+    near = max(-first, 0)
+    every = near + 1 >= context.uncut.length
+    return context.once((table, first), lambda: _of_seen(table, first, every)), SeenShift(start, near, every)
+
+
+def _of_seen(table: Tensor, first: int, every: bool) -> Tensor:
+    """The vectors of the offsets up to 0; where they are not those of `every` key, as SeenShift takes them."""
+    offsets = max(-first, 0) + 1
+    rows = table[..., :offsets, :]
+    lacking = offsets - rows.shape[-2]
+    if lacking:
+        rows = torch.cat((rows, rows[..., -1:, :].expand(*rows.shape[:-2], lacking, -1)), dim=-2)
+    if every:
+        return rows
+    far, near = rows[..., :1, :], rows[..., 1:, :]
+    return torch.cat((far.new_zeros(*far.shape[:-2], TILE_ROWS, far.shape[-1]), near - far, far), dim=-2)
+
+
 def _start(context: Context) -> int:
     """The index of the first query at hand."""
     return context.rows.indices(context.length)[0]
@@ -218,43 +239,138 @@ class Shift(NamedTuple):
     first: int
     """Offset of the table's first row."""
     by: int
-    masked: bool
-    """Whether offsets above 0 are hidden: their logits may be anything, their weights and gradients are 0."""
+
+    def tiles(self, logits: Tensor, table: Tensor) -> Iterator["_Tile"]:
+        """Of logits or weights (..., X, Y)."""
+        X, Y, M = *logits.shape[2:], table.shape[-2]
+        by = self.by - self.first  # row x meets column y at the row y - x + by of the table, or at one of its ends
+        for start in range(0, X, TILE_ROWS):
+            stop = min(start + TILE_ROWS, X)
+            # Of the columns that are of one end for every row, the last and the first count as shifted.
+            begin = min(max(start - by, 0), Y - 1)
+            end = min(max(stop - 1 + M - 1 - by, 0), Y - 1) + 1
+            smallest, largest = begin - (stop - 1) + by, end - 1 - start + by
+            low, high = min(max(smallest, 0), M - 1), min(max(largest, 0), M - 1) + 1
+            left = min(max(-smallest, 0), largest - smallest)
+            right = largest - smallest + 1 - left - (high - low)
+            yield _Tile(slice(start, stop), begin, end, low, high, left, right)
+
+
+class SeenShift(NamedTuple):
+    """The same behind a causal mask, which hides the offsets above 0: their logits may be anything, and their weights
+    and gradients are 0.
+
+    The table ends with the row of the offset 0, where it has one for `every` key that is seen. Else all keys meet its
+    last row, which is that of those far away. The `near` rows before it are added to that for the last keys up to the
+    query; and before these are zeros, for tiles with queries that have fewer keys.
+    """
+
+    start: int
+    """The first query."""
+    near: int
+    every: bool
+
+    def tiles(self, logits: Tensor, table: Tensor) -> Iterator["_SeenTile"]:
+        X = logits.shape[2]
+        for start in range(0, X, TILE_ROWS):
+            stop = min(start + TILE_ROWS, X)
+            seen = self.start + stop
+            near = seen if self.every or self.start + start < self.near else self.near
+            yield _SeenTile(slice(start, stop), seen, near, self.every)
 
 
 class _Tile(NamedTuple):
-    """Rows start..stop-1 of logits or weights, and the columns begin..end-1 of theirs that are shifted: each row meets
-    those before with the first row of the table, and those after, up to seen-1, with the last.
+    """Rows of logits or weights, and the columns begin..end-1 of theirs that are shifted: each row meets those before
+    with the first row of the table, and those after with the last.
 
     Shifted columns have consecutive offsets: `left` before the table rows low..high-1, then those, then `right` after.
     """
 
-    start: int
-    stop: int
+    rows: slice
     begin: int
     end: int
-    seen: int
     low: int
     high: int
     left: int
     right: int
 
+    def vectors(self, table: Tensor) -> Tensor:
+        """The view of the rows of the table that the tile meets."""
+        return table[..., self.low : self.high, :]
 
-def _tiles(X: int, Y: int, M: int, shift: Shift) -> Iterator[_Tile]:
-    by = shift.by - shift.first  # row x meets column y at the row y - x + by of the table, or at one of its ends
-    for start in range(0, X, TILE_ROWS):
-        stop = min(start + TILE_ROWS, X)
-        seen = min(stop - shift.by, Y) if shift.masked else Y
-        # Of the columns that are of one end for every row, the last and the first count as shifted.
-        begin = min(max(start - by, 0), seen - 1)
-        end = min(max(stop - 1 + M - 1 - by, 0), seen - 1) + 1
-        smallest, largest = begin - (stop - 1) + by, end - 1 - start + by
-        if shift.masked:  # nothing is asked of offsets above 0; as many as columns are what a shift takes
-            largest = min(largest, max(-shift.first, smallest + end - begin - 1))
-        low, high = min(max(smallest, 0), M - 1), min(max(largest, 0), M - 1) + 1
-        left = min(max(-smallest, 0), largest - smallest)
-        right = largest - smallest + 1 - left - (high - low)
-        yield _Tile(start, stop, begin, end, seen, low, high, left, right)
+    def place(self, logits_HBXY: Tensor, scores_HBXN: Tensor) -> None:
+        """Add the scores of these vectors to the logits of the tile's rows."""
+        first, last = scores_HBXN[..., :1], scores_HBXN[..., -1:]
+        if self.left or self.right:
+            ends = first.expand(-1, -1, -1, self.left), last.expand(-1, -1, -1, self.right)
+            scores_HBXN = torch.cat((ends[0], scores_HBXN, ends[1]), dim=-1)
+        logits_HBXY[..., self.begin : self.end].add_(_by_row(scores_HBXN, self.end - self.begin))
+        if self.begin:
+            logits_HBXY[..., : self.begin].add_(first)
+        if self.end < logits_HBXY.shape[-1]:
+            logits_HBXY[..., self.end :].add_(last)
+
+    def collect(self, weights_HBXY: Tensor) -> Tensor:
+        """The sums of the rows' weights by vector, (H, B, X, N)."""
+        N = self.high - self.low
+        # What lies outside the view by row stays zero.
+        by_offset = weights_HBXY.new_zeros(*weights_HBXY.shape[:3], self.left + N + self.right)
+        _by_row(by_offset, self.end - self.begin).copy_(weights_HBXY[..., self.begin : self.end])
+        left, sums, right = by_offset.split((self.left, N, self.right), dim=-1)
+        if self.left:
+            sums[..., 0].add_(left.sum(-1))
+        if self.right:
+            sums[..., -1].add_(right.sum(-1))
+        if self.begin:
+            sums[..., 0].add_(weights_HBXY[..., : self.begin].sum(-1))
+        if self.end < weights_HBXY.shape[-1]:
+            sums[..., -1].add_(weights_HBXY[..., self.end :].sum(-1))
+        return sums
+
+
+class _SeenTile(NamedTuple):
+    """Rows behind a mask, and the columns up to `seen`, the last query's own.
+
+    The last `near` columns of each row up to the query's own have a vector each; see SeenShift.
+    """
+
+    rows: slice
+    seen: int
+    near: int
+    every: bool
+
+    def vectors(self, table: Tensor) -> Tensor:
+        return table[..., table.shape[-2] - self.near - (not self.every) :, :]
+
+    def place(self, logits_HBXY: Tensor, scores_HBXN: Tensor) -> None:
+        if self.near == self.seen:
+            # A row of scores ends where its hidden columns begin: these have some of the next.
+            logits_HBXY[..., : self.seen].add_(_by_row(scores_HBXN, self.seen))
+        else:
+            self._diagonal(logits_HBXY).add_(scores_HBXN[..., : self.near])
+        if not self.every:
+            logits_HBXY[..., : self.seen].add_(scores_HBXN[..., -1:])
+
+    def collect(self, weights_HBXY: Tensor) -> Tensor:
+        # One number more a row, or those by row would overlap; for the sum over all columns, where that is asked for.
+        sums = weights_HBXY.new_empty(*weights_HBXY.shape[:3], self.near + 1)
+        if self.near == self.seen:
+            _by_row(sums, self.seen).copy_(weights_HBXY[..., : self.seen])
+            # Nothing else lies outside the view: between two rows, hidden zeros are written.
+            sums[..., 0, : sums.shape[2] - 1] = 0
+        else:
+            sums[..., :-1] = self._diagonal(weights_HBXY)
+        if self.every:
+            return sums[..., :-1]
+        sums[..., -1] = weights_HBXY[..., : self.seen].sum(-1)
+        return sums
+
+    def _diagonal(self, logits_HBXY: Tensor) -> Tensor:
+        """The view (H, B, X, near) of the last columns of each row up to the query's own: each one further right."""
+        *outer, row, column = logits_HBXY.stride()
+        begin = self.seen - logits_HBXY.shape[2] + 1 - self.near  # of the first row
+        size, strides = (*logits_HBXY.shape[:-1], self.near), (*outer, row + column, column)
+        return logits_HBXY.as_strided(size, strides, logits_HBXY.storage_offset() + begin * column)
 
 
 def _by_row(scores_XN: Tensor, columns: int) -> Tensor:
@@ -262,45 +378,17 @@ def _by_row(scores_XN: Tensor, columns: int) -> Tensor:
 
     Where there are fewer scores than columns + X - 1, the last columns of the first rows are scores of the next row.
     """
-    X, N = scores_XN.shape[-2:]
-    size, strides = (*scores_XN.shape[:-1], columns), (*scores_XN.stride()[:-2], N - 1, 1)
+    *outer, row, _ = scores_XN.stride()
+    X = scores_XN.shape[-2]
+    size, strides = (*scores_XN.shape[:-1], columns), (*outer, row - 1, 1)
     return scores_XN.as_strided(size, strides, scores_XN.storage_offset() + X - 1)
 
 
-def _place(logits_HBXY: Tensor, x_HBXK: Tensor, table: Tensor, shift: Shift) -> None:
+def _place(logits_HBXY: Tensor, x_HBXK: Tensor, table: Tensor, shift: Shift | SeenShift) -> None:
     """logits_xy += x . R[y - x + by]."""
-    X, Y = logits_HBXY.shape[2:]
-    for tile in _tiles(X, Y, table.shape[-2], shift):
-        rows = slice(tile.start, tile.stop)
-        scores, logits = _times(x_HBXK[:, :, rows], table[..., tile.low : tile.high, :].mT), logits_HBXY[:, :, rows]
-        if tile.left or tile.right:
-            ends = scores[..., :1].expand(-1, -1, -1, tile.left), scores[..., -1:].expand(-1, -1, -1, tile.right)
-            scores = torch.cat((ends[0], scores, ends[1]), dim=-1)
-        logits[..., tile.begin : tile.end] += _by_row(scores, tile.end - tile.begin)
-        if tile.begin:
-            logits[..., : tile.begin] += scores[..., :1]
-        if tile.end < tile.seen:
-            logits[..., tile.end : tile.seen] += scores[..., -1:]
-
-
-def _collect(weights_HBXY: Tensor, M: int, shift: Shift) -> Iterator[tuple[_Tile, Tensor]]:
-    """The sums of weights by row of the table, tile by tile: (H, B, X, N), of the rows low..high-1."""
-    X, Y = weights_HBXY.shape[2:]
-    for tile in _tiles(X, Y, M, shift):
-        weights, N = weights_HBXY[:, :, tile.start : tile.stop], tile.high - tile.low
-        # What lies outside the view by row stays zero. One number more a row, or rows of a masked tile would overlap.
-        by_offset = weights.new_zeros(*weights.shape[:3], tile.left + N + tile.right + 1)
-        _by_row(by_offset, tile.end - tile.begin).copy_(weights[..., tile.begin : tile.end])
-        left, sums, right = by_offset.split((tile.left, N, tile.right + 1), dim=-1)
-        if tile.left:
-            sums[..., 0] += left.sum(-1)
-        if tile.right:
-            sums[..., -1] += right.sum(-1)
-        if tile.begin:
-            sums[..., 0] += weights[..., : tile.begin].sum(-1)
-        if tile.end < tile.seen:
-            sums[..., -1] += weights[..., tile.end : tile.seen].sum(-1)
-        yield tile, sums
+    for tile in shift.tiles(logits_HBXY, table):
+        scores = _times(x_HBXK[:, :, tile.rows], tile.vectors(table).mT)
+        tile.place(logits_HBXY[:, :, tile.rows], scores)
 
 
 def _times(rows_HBXM: Tensor, table: Tensor) -> Tensor:
@@ -316,28 +404,35 @@ def _of_table(sums_HBXN: Tensor, x_HBXK: Tensor, heads: bool) -> Tensor:
     return sums_HBXN.flatten(*last).mT @ x_HBXK.flatten(*last)
 
 
+def _by_head(x_BHXM: Tensor, table: Tensor) -> Tensor:
+    """(H, B, X, M) where each head has a table of its own, so that there is one product a head; and back again."""
+    return x_BHXM.transpose(0, 1) if table.dim() == 3 else x_BHXM
+
+
 class _AddOfQueries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_BHXY: Tensor, x_BHXK: Tensor, table: Tensor, shift: Shift) -> Tensor:
-        ctx.save_for_backward(x_BHXK, table)
+    def forward(ctx: Any, logits_BHXY: Tensor, x_BHXK: Tensor, table: Tensor, shift: Shift | SeenShift) -> Tensor:
+        x_HBXK = _by_head(x_BHXK, table).contiguous()
+        ctx.save_for_backward(x_HBXK, table)
         ctx.shift = shift
         ctx.mark_dirty(logits_BHXY)
-        _place(logits_BHXY.transpose(0, 1), x_BHXK.transpose(0, 1), table, shift)
+        _place(_by_head(logits_BHXY, table), x_HBXK, table, shift)
         return logits_BHXY
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x_BHXK, table = ctx.saved_tensors
+        x_HBXK, table = ctx.saved_tensors
         _, need_x, need_table, _ = ctx.needs_input_grad
-        of_x = torch.empty_like(x_BHXK) if need_x else None
         of_table = torch.zeros_like(table, memory_format=torch.contiguous_format) if need_table else None
-        for tile, sums in _collect(gradient.transpose(0, 1), table.shape[-2], ctx.shift):
-            rows, held = slice(tile.start, tile.stop), slice(tile.low, tile.high)
-            if of_x is not None:
-                of_x[:, :, rows] = _times(sums, table[..., held, :]).transpose(0, 1)
+        of_rows = []
+        for tile in ctx.shift.tiles(gradient, table):
+            sums = tile.collect(_by_head(gradient[:, :, tile.rows], table))
+            if need_x:
+                of_rows.append(_times(sums, tile.vectors(table)))
             if of_table is not None:
-                of_table[..., held, :] += _of_table(sums, x_BHXK[:, :, rows].transpose(0, 1), table.dim() == 3)
-        return gradient, of_x, of_table, None
+                tile.vectors(of_table).add_(_of_table(sums, x_HBXK[:, :, tile.rows], table.dim() == 3))
+        of_x = torch.cat(of_rows, dim=2) if len(of_rows) > 1 else of_rows[0] if need_x else None
+        return gradient, None if of_x is None else _by_head(of_x, table), of_table, None
 
 
 class _AddOfKeys(torch.autograd.Function):
@@ -423,11 +518,11 @@ def _key_tiles(X: int, Y: int, M: int, by: int) -> tuple[list[_KeyTiles], list[t
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights_BHXY: Tensor, v_BHYK: Tensor, table: Tensor, shift: Shift) -> Tensor:
+    def forward(ctx: Any, weights_BHXY: Tensor, v_BHYK: Tensor, table: Tensor, shift: Shift | SeenShift) -> Tensor:
         mixed, kept = weights_BHXY @ v_BHYK, []
-        for tile, sums in _collect(weights_BHXY.transpose(0, 1), table.shape[-2], shift):
-            of_rows = _times(sums, table[..., tile.low : tile.high, :])
-            mixed[:, :, tile.start : tile.stop] += of_rows.transpose(0, 1)
+        for tile in shift.tiles(weights_BHXY, table):
+            sums = tile.collect(_by_head(weights_BHXY[:, :, tile.rows], table))
+            mixed[:, :, tile.rows].add_(_by_head(_times(sums, tile.vectors(table)), table))
             kept.append(sums)
         ctx.save_for_backward(weights_BHXY, v_BHYK, table, *kept)
         ctx.shift = shift
@@ -441,13 +536,12 @@ class _Mix(torch.autograd.Function):
         of_weights, of_v, of_table = None, None, None
         if need_weights:
             of_weights = gradient @ v_BHYK.mT
-            _place(of_weights.transpose(0, 1), gradient.transpose(0, 1), table, ctx.shift)
+            _place(_by_head(of_weights, table), _by_head(gradient, table), table, ctx.shift)
         if need_v:
             of_v = weights_BHXY.mT @ gradient
         if need_table:
             of_table = torch.zeros_like(table, memory_format=torch.contiguous_format)
-            X, Y = weights_BHXY.shape[2:]
-            for tile, sums in zip(_tiles(X, Y, table.shape[-2], ctx.shift), kept, strict=True):
-                mixed = gradient[:, :, tile.start : tile.stop].transpose(0, 1)
-                of_table[..., tile.low : tile.high, :] += _of_table(sums, mixed, table.dim() == 3)
+            for tile, sums in zip(ctx.shift.tiles(weights_BHXY, table), kept, strict=True):
+                mixed = _by_head(gradient[:, :, tile.rows], table)
+                tile.vectors(of_table).add_(_of_table(sums, mixed, table.dim() == 3))
         return of_weights, of_v, of_table, None

@@ -86,7 +86,8 @@ class SinusoidalRelativeKey(RelativeBias):
         self.weight_HDK.normal_(0, self.std, generator=generator)
 
     def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        return self.term.add(logits_BHQS, q_BHQK, self.weight_HDK * self.scale, context)
+        weight = context.once((self, "weight"), lambda: self.scale * self.weight_HDK)
+        return self.term.add(logits_BHQS, q_BHQK, weight, context)
 
 
 def checked_width(geometry: Geometry, width: int | None, base: float, std: float) -> int:

@@ -1,5 +1,7 @@
 """Transformer-XL: Dai et al. 2019, "Attentive language models beyond a fixed-length context" (arXiv 1901.02860)."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -51,9 +53,12 @@ class TransformerXL(RelativeBias):
             parameter.normal_(0, self.std, generator=generator)
 
     def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
-        return super().content(q_BHQK + self.u_HK[:, None].to(q_BHQK.dtype), k_BHSK, context)
+        """scale * (q + u).k, with one pass over q."""
+        u = context.once((self, "u"), lambda: (self.scale * self.u_HK[:, None]).to(q_BHQK.dtype))
+        return torch.add(u, q_BHQK, alpha=cast(float, self.scale)) @ k_BHSK.mT
 
     def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """The second product; the first is that of content."""
-        biased_BHQK = q_BHQK + self.v_HK[:, None].to(q_BHQK.dtype)
-        return self.term.add(logits_BHQS, biased_BHQK, self.weight_HDK * self.scale, context)
+        v = self.v_HK[:, None].to(q_BHQK.dtype)
+        weight = context.once((self, "weight"), lambda: self.scale * self.weight_HDK)
+        return self.term.add(logits_BHQS, q_BHQK + v, weight, context)

@@ -57,6 +57,8 @@ def key_logits(k: Tensor, table: Tensor, first: int, context: Context) -> Tensor
 
 
 B, H, K = 2, 3, 4
+TABLES = [((9, K), -4), ((H, 200, K), -100), ((1, 3, K), 2), ((H, 5, K), -9)]
+"""Shapes, and the offset of the first row."""
 CONTEXTS = {
     "one": Context(1, True),
     "short": Context(7, False),
@@ -74,7 +76,7 @@ def context(request: pytest.FixtureRequest) -> Context:
     return CONTEXTS[request.param]
 
 
-@pytest.mark.parametrize(("table", "first"), [((9, K), -4), ((H, 200, K), -100), ((1, 3, K), 2), ((H, 5, K), -9)])
+@pytest.mark.parametrize(("table", "first"), TABLES)
 def test_each_pair_meets_the_row_of_its_offset(context: Context, table: tuple[int, ...], first: int) -> None:
     rows = range(context.length)[context.rows]
     q, k, R = normal(B, H, len(rows), K), normal(B, H, context.length, K, seed=1), normal(*table, seed=2)
@@ -97,10 +99,13 @@ def test_each_pair_meets_the_row_of_its_offset(context: Context, table: tuple[in
     torch.testing.assert_close(mixed_values(weights, v, R, first, context), mixed)
 
 
-@pytest.mark.parametrize(("table", "first"), [((9, K), -4), ((H, 200, K), -100), ((1, 3, K), 2), ((H, 5, K), -9)])
+@pytest.mark.parametrize(("table", "first"), [*TABLES, ((75, K), -74), ((H, 74, K), -73), ((40, K), -39)])
 @pytest.mark.parametrize("rows", [slice(None), slice(30, 69), slice(74, 75), slice(0, 3)])
 def test_where_a_mask_follows_what_is_seen_stays(table: tuple[int, ...], first: int, rows: slice) -> None:
-    """Of hidden pairs anything may be said, and their weights and gradients are 0."""
+    """Of hidden pairs anything may be said, and their weights and gradients are 0.
+
+    Some tables reach to the first of 75 keys, and one to all but that.
+    """
     context = Context(75, True, rows=rows)
     seen = ~context.hidden_QS
     Q = len(seen)
@@ -218,6 +223,15 @@ def test_what_follows_changes_nothing_before(name: str) -> None:
     changed = (torch.cat((t[:, :, :17], -t[:, :, 17:]), dim=2) for t in (q, k, v))
     after = attend(encoding, *changed, context)
     assert torch.equal(after[:, :, :17], before[:, :, :17]) and not torch.equal(after[:, :, 17], before[:, :, 17])
+
+
+def test_what_rows_make_of_a_table_is_made_once(monkeypatch) -> None:
+    """By a pass over 100 tokens, 32 at a time: of Shaw's two tables."""
+    encoding, made, original = drawn("shaw"), [], relative._of_seen
+    monkeypatch.setattr(relative, "_of_seen", lambda *given: made.append(given) or original(*given))
+    q, k, v = normal(3, 1, 2, 100, 6)
+    attend(encoding, q, k, v, Context(100, True))
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("name", ["shaw", "deberta", "deberta_v2"])

@@ -15,8 +15,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        in_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-        if in_float32 and x.device.type == "cpu" and HAS_ONEDNN and not torch.compiler.is_compiling():
+        if dtype_by_onednn(x) == torch.float32:  # those of bfloat16 torch itself leaves to oneDNN
             return _Linear.apply(x, self.weight, self.bias)
         return super().forward(x)
 
@@ -25,7 +24,18 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """Whether torch is built with it."""
 
 
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def dtype_by_onednn(x: Tensor) -> torch.dtype | None:
+    """In which oneDNN is asked for the products of x with weights in float32; None where it is not."""
+    if x.device.type != "cpu" or not HAS_ONEDNN or torch.compiler.is_compiling():
+        return None
+    if not torch.is_autocast_enabled("cpu"):
+        return x.dtype if x.dtype == torch.float32 else None
+    dtype = torch.get_autocast_dtype("cpu")
+    return dtype if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+
+
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, of one dtype."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -35,7 +45,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.is_biased = bias is not None
-        return _by_onednn(x, weight, bias)
+        return by_onednn(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -43,4 +53,4 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         of_bias = rows.sum(0) if ctx.is_biased else None
-        return _by_onednn(gradient, weight.T), rows.T @ x.flatten(0, -2), of_bias
+        return by_onednn(gradient, weight.T), rows.T @ x.flatten(0, -2), of_bias

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rpe_bench.attention import attend
 from rpe_bench.encodings.base import Context, Encoding, check_positions
 from rpe_bench.linear import Linear
+from rpe_bench.mlp import MLP
 from rpe_bench.seeds import torch_stream
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
+        self.mlp = MLP(dim)
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context, asked_N: Tensor | None = None) -> Tensor:
         """(B, T, D); or (N, D), of the tokens asked for alone."""

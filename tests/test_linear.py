@@ -16,13 +16,13 @@ if not module.HAS_ONEDNN:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of what oneDNN is given."""
     shapes: list[tuple[int, ...]] = []
-    original = module._by_onednn
+    original = module.by_onednn
 
     def spy(x: Tensor, *rest: Tensor) -> Tensor:
         shapes.append(tuple(x.shape))
         return original(x, *rest)
 
-    monkeypatch.setattr(module, "_by_onednn", spy)
+    monkeypatch.setattr(module, "by_onednn", spy)
     return shapes
 
 

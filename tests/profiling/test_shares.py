@@ -79,7 +79,7 @@ def test_what_takes_long_is_found_under_its_name(make_config, monkeypatch: pytes
 
         monkeypatch.setattr(owner, name, slow)
 
-    takes(1, step._model.blocks[0].mlp[1], "forward")
+    takes(1, step._model.blocks[0].mlp, "forward")
     takes(10, step._model.encodings[0], "embed")
     takes(100, torch.Tensor, "backward")
     takes(1000, step._optimiser, "step")

@@ -1,0 +1,54 @@
+"""The feed-forward network of a block: W2 gelu(W1 x + b1) + b2."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import gelu
+
+from rpe_bench.linear import Linear, by_onednn, dtype_by_onednn
+
+
+class MLP(nn.Sequential):
+    """Of x (..., D), hidden width 4 D: its three layers one after another, to rounding.
+
+    On a CPU it is one function, whose gradient of the hidden layer takes the place of that of gelu: it is the largest
+    tensor of a step, and to write one more costs more than to compute it. Hooks on the three layers are then not
+    called.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = dtype_by_onednn(x)
+        if dtype is None:
+            return cast(Tensor, super().forward(x))
+        first, _, second = self
+        return cast(Tensor, _MLP.apply(x, first.weight, first.bias, second.weight, second.bias, dtype))
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        x, weight_1, bias_1, weight_2, bias_2 = (given.to(dtype) for given in (x, weight_1, bias_1, weight_2, bias_2))
+        hidden = by_onednn(x, weight_1, bias_1)
+        active = gelu(hidden)
+        ctx.save_for_backward(x, weight_1, hidden, active, weight_2)
+        return by_onednn(active, weight_2, bias_2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # Those in bfloat16 are made float32 by autograd, as their parameters are.
+        x, weight_1, hidden, active, weight_2 = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        of_bias_2, of_weight_2 = rows.sum(0), rows.T @ active.flatten(0, -2)
+        of_hidden = by_onednn(gradient, weight_2.T)  # of `active` yet
+        torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
+        rows = of_hidden.flatten(0, -2)
+        of_bias_1, of_weight_1 = rows.sum(0), rows.T @ x.flatten(0, -2)
+        return by_onednn(of_hidden, weight_1.T), of_weight_1, of_bias_1, of_weight_2, of_bias_2, None

@@ -1,0 +1,89 @@
+"""The feed-forward network is its three layers one after another, in values and gradients, as one function or not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rpe_bench import linear, mlp
+from rpe_bench.mlp import MLP
+
+if not linear.HAS_ONEDNN:
+    pytest.skip("torch is built without oneDNN", allow_module_level=True)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """The dtypes that the one function is called in."""
+    dtypes: list[torch.dtype] = []
+    original = mlp._MLP.apply
+
+    def spy(*given: object) -> object:
+        assert isinstance(given[-1], torch.dtype)
+        dtypes.append(given[-1])
+        return original(*given)
+
+    monkeypatch.setattr(mlp._MLP, "apply", spy)
+    return dtypes
+
+
+def networks() -> tuple[MLP, nn.Sequential]:
+    ours, torchs = MLP(16), nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    torchs.load_state_dict(ours.state_dict())
+    return ours, torchs
+
+
+def found(network: nn.Module, x: Tensor, toward: Tensor) -> list[Tensor]:
+    given = x.detach().requires_grad_()
+    out = network(given)
+    return [out, *torch.autograd.grad((out * toward).sum(), [given, *network.parameters()])]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (64, 65), (5,), (0,)], ids=str)
+@pytest.mark.parametrize("strided", [False, True], ids=["plain", "strided"])
+def test_values_and_gradients(taken: list[torch.dtype], shape: tuple[int, ...], strided: bool) -> None:
+    x = torch.randn(16, *shape).movedim(0, -1) if strided else torch.randn(*shape, 16)
+    toward = torch.randn_like(x)
+    results = [found(network, x, toward) for network in networks()]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * max(1.0, x.numel() / 16) ** 0.5)
+    assert taken == [torch.float32]
+
+
+def test_mixed_precision_is_autocasts_to_rounding(taken: list[torch.dtype]) -> None:
+    x, toward = torch.randn(40, 50, 16), torch.randn(40, 50, 16)
+    ours, torchs = networks()
+    exact = found(torchs, x, toward)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [found(network, x, toward) for network in (ours, torchs)]
+    for one, other, truth in zip(*results, exact, strict=True):
+        assert one.dtype == other.dtype
+        errors = [((rounded.double() - truth).norm() / truth.norm()).item() for rounded in (one, other)]
+        assert errors[0] < 1.1 * errors[1] < 0.02
+    assert taken == [torch.bfloat16]
+
+
+def test_the_gradient_that_it_is_given_is_left_as_it_is() -> None:
+    ours, _ = networks()
+    toward = torch.randn(3, 16)
+    kept = toward.clone()
+    ours(torch.randn(3, 16)).backward(toward)
+    assert torch.equal(toward, kept)
+
+
+def test_where_onednn_is_not_asked_it_is_its_layers(taken: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, torchs = networks()
+    x = torch.randn(100, 16)
+    assert torch.equal(ours.double()(x.double()), torchs.double()(x.double()))
+    monkeypatch.setattr(linear, "HAS_ONEDNN", False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours.float()(x), torchs.float()(x))
+    assert torch.equal(ours(x), torchs(x)) and not taken
+
+
+def test_without_gradients(taken: list[torch.dtype]) -> None:
+    ours, torchs = networks()
+    x = torch.randn(100, 16)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(ours(x), torchs(x))
+    assert len(taken) == 2

@@ -20,9 +20,11 @@ def asked_logits(model: Transformer, batch: Batch) -> tuple[Tensor, Tensor]:
     Logits of several positions are summed where the task reads them together.
     """
     asked_N = (batch.targets_BT.flatten() != IGNORE).nonzero()[:, 0]
-    read_NP = asked_N[:, None]
-    if batch.readout_BP is not None:  # with one target an example
-        read_NP = read_NP * batch.tokens_BT.shape[1] + batch.readout_BP[asked_N]
+    if batch.readout_BP is None:
+        everything = len(asked_N) == batch.tokens_BT.numel()  # in order, so that nothing need be looked up
+        logits = model(batch.tokens_BT, batch.positions, None if everything else asked_N)
+        return logits.flatten(0, -2).float(), asked_N
+    read_NP = asked_N[:, None] * batch.tokens_BT.shape[1] + batch.readout_BP[asked_N]  # one target an example
     logits = model(batch.tokens_BT, batch.positions, read_NP.flatten())
     return logits.unflatten(0, read_NP.shape).sum(1).float(), asked_N
 

@@ -31,10 +31,13 @@ class Lookup(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.table = nn.Parameter(3 * torch.randn(T, V, C, generator=generator))
         self.given: list[tuple[int, Tensor | None, bool, bool]] = []
+        self.asked: list[Tensor | None] = []
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor | None, asked_N: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, positions: Tensor | None, asked_N: Tensor | None = None) -> Tensor:
         self.given.append((len(tokens_BT), positions, self.training, torch.is_grad_enabled()))
-        return self.table[torch.arange(T), tokens_BT].flatten(0, 1)[asked_N]
+        self.asked.append(asked_N)
+        logits_BTC = self.table[torch.arange(T), tokens_BT]
+        return logits_BTC if asked_N is None else logits_BTC.flatten(0, 1)[asked_N]
 
 
 def made_up(readout: bool = False) -> Batch:
@@ -181,6 +184,16 @@ def test_what_is_not_scored_is_not_asked_for() -> None:
         loss, right, found = score(model, batch.rows(rows), CPU)
         assert torch.equal(found, scored[rows])
         assert torch.equal(loss > 0, found) and not right[~found].any()
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_what_is_scored_throughout_is_not_looked_up(left_out: int) -> None:
+    batch, model = made_up(), Lookup()
+    batch.targets_BT.fill_(1)[-1, T - left_out :] = IGNORE
+    logits, asked = asked_logits(model, batch)
+    assert torch.equal(asked, torch.arange(B * T - left_out))
+    assert torch.equal(logits, model(batch.tokens_BT, None, asked))
+    assert (model.asked[0] is None) == (left_out == 0)
 
 
 # Evaluation of a run

@@ -34,9 +34,9 @@ def dtype_by_onednn(x: Tensor) -> torch.dtype | None:
     return dtype if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
 
 
-def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b, of one dtype."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    """x W^T + b, of one dtype; then "gelu" of it, the exact one."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "none")
     return product
 
 

@@ -25,8 +25,13 @@ class MLP(nn.Sequential):
         dtype = dtype_by_onednn(x)
         if dtype is None:
             return cast(Tensor, super().forward(x))
-        first, _, second = self
-        return cast(Tensor, _MLP.apply(x, first.weight, first.bias, second.weight, second.bias, dtype))
+        first, _, second = cast(tuple[Linear, nn.GELU, Linear], tuple(self))
+        weights = (first.weight, first.bias, second.weight, second.bias)
+        if torch.is_grad_enabled():
+            return cast(Tensor, _MLP.apply(x, *weights, dtype))
+        # What gelu is of need not be kept, so that it is taken as the product is made.
+        x, weight_1, bias_1, weight_2, bias_2 = (given.to(dtype) for given in (x, *weights))
+        return by_onednn(by_onednn(x, weight_1, bias_1, "gelu"), weight_2, bias_2)
 
 
 class _MLP(torch.autograd.Function):

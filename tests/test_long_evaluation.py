@@ -1,6 +1,5 @@
 """Evaluation in memory that grows with the length, and not with its square."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,13 +30,9 @@ def test_what_takes_too_much_or_cannot_be_is_named() -> None:
     assert all("MiB, more than 1" in line for line in lines[-2:])
 
 
-def test_what_takes_too_long_or_dies_is_ended(make_config) -> None:
-    script = runpy.run_path(str(SCRIPT))
-    config = make_config("bytes", "nope", {"evaluation.lengths": [8192], "evaluation.examples": 1})
-    assert script["measure"](config, 0.01) == "took more than 0.01 s"
-    # Anything that goes wrong in the child comes out as its exit code; its traceback goes to stderr.
-    lost = config.model_copy(update={"encoding": config.encoding.model_copy(update={"target": "no.such.Class"})})
-    assert script["measure"](lost, 60) == "ended with exit code 1"
+def test_what_takes_too_long_is_ended() -> None:
+    code, lines = measured("--encodings", "nope", "--length", "8192", "--seconds", "0.01")
+    assert code == 1 and lines[1:] == ["nope: takes more than 0.01 s"]
 
 
 @pytest.mark.long

@@ -348,7 +348,7 @@ class _ByRows(torch.autograd.Function):
     Products are of the dtype of v, and nothing else is: the sum of a product with the bias is of that of the bias. In a
     causal model, whose bias is minus infinity where the mask hides, the keys that follow a block are left out.
 
-    Shapes: N is B * H. What is not in one piece each product would copy, so that all of it is copied once.
+    Shapes: N is B * H. What a product meets that is not in one piece it copies; what two of them meet is copied once.
     """
 
     @staticmethod
@@ -366,15 +366,14 @@ class _ByRows(torch.autograd.Function):
         for end, q_BHQK in zip(ends, q_BHTK.split(rows, dim=2), strict=True):
             queries, keys = slice(end - q_BHQK.shape[2], end), slice(end if causal else T)
             q_NQK = _in_one_piece(scale * q_BHQK, dtype)
-            k_NSK, v_NSK = k_NTK[:, keys].contiguous(), v_NTK[:, keys].contiguous()
-            logits_BHQS = torch.bmm(q_NQK, k_NSK.mT).unflatten(0, (B, H))
+            logits_BHQS = torch.bmm(q_NQK, k_NTK[:, keys].mT).unflatten(0, (B, H))
             if bias_HTT is not None:
                 logits_BHQS = logits_BHQS.to(bias_HTT.dtype)
                 logits_BHQS += bias_HTT[:, queries, keys]
             weights_NQS = logits_BHQS.softmax(dim=-1).to(dtype).flatten(0, 1)
-            mixed_BTHK[:, queries] = torch.bmm(weights_NQS, v_NSK).unflatten(0, (B, H)).transpose(1, 2)
-            blocks.append((q_NQK, k_NSK, v_NSK, weights_NQS))
-        ctx.save_for_backward(*itertools.chain(*blocks))
+            mixed_BTHK[:, queries] = torch.bmm(weights_NQS, v_NTK[:, keys]).unflatten(0, (B, H)).transpose(1, 2)
+            blocks.append((q_NQK, weights_NQS))
+        ctx.save_for_backward(k_NTK, v_NTK, *itertools.chain(*blocks))
         ctx.rows, ctx.scale, ctx.bias = rows, scale, bias_HTT
         return mixed_BTHK.transpose(1, 2)
 
@@ -382,18 +381,17 @@ class _ByRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         B, H, T, _ = gradient_BHTK.shape
-        blocks = list(zip(*(ctx.saved_tensors[i::4] for i in range(4)), strict=True))
-        of_q_NTK, of_k_NTK, of_v_NTK = (x.new_zeros(B * H, T, x.shape[2]) for x in blocks[-1][:3])
+        k_NTK, v_NTK, *blocks = ctx.saved_tensors
+        of_q_NTK, of_k_NTK, of_v_NTK = torch.empty_like(k_NTK), torch.zeros_like(k_NTK), torch.zeros_like(v_NTK)
         of_bias_HTT = torch.zeros_like(ctx.bias) if ctx.needs_input_grad[3] else None
-        for start, block, gradient_BHQK in zip(
-            range(0, T, ctx.rows), blocks, gradient_BHTK.split(ctx.rows, dim=2), strict=True
+        for start, q_NQK, weights_NQS, gradient_BHQK in zip(
+            range(0, T, ctx.rows), blocks[::2], blocks[1::2], gradient_BHTK.split(ctx.rows, dim=2), strict=True
         ):
-            q_NQK, k_NSK, v_NSK, weights_NQS = block
-            of_mixed_NQK = _in_one_piece(gradient_BHQK, v_NSK.dtype)
-            queries, keys = slice(start, start + ctx.rows), slice(k_NSK.shape[1])
-            of_weights_NQS = torch.bmm(of_mixed_NQK, v_NSK.mT)
+            of_mixed_NQK = _in_one_piece(gradient_BHQK, v_NTK.dtype)
+            queries, keys = slice(start, start + ctx.rows), slice(weights_NQS.shape[2])
+            of_weights_NQS = torch.bmm(of_mixed_NQK, v_NTK[:, keys].mT)
             of_logits_NQS = torch._softmax_backward_data(of_weights_NQS, weights_NQS, -1, weights_NQS.dtype)
-            of_q_NTK[:, queries] = torch.bmm(of_logits_NQS, k_NSK)
+            of_q_NTK[:, queries] = torch.bmm(of_logits_NQS, k_NTK[:, keys])
             of_k_NTK[:, keys] += torch.bmm(of_logits_NQS.mT, q_NQK)
             of_v_NTK[:, keys] += torch.bmm(weights_NQS.mT, of_mixed_NQK)
             if of_bias_HTT is not None:

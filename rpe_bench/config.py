@@ -283,6 +283,8 @@ class Config(Section):
     seed: Seed
     device: Literal["auto", "cpu", "cuda"]
     threads: Positive
+    compile: bool = False
+    """The model, by torch.compile."""
     results_dir: Path
     encoding: Component
     task: Component
@@ -326,6 +328,8 @@ class Config(Section):
         # that made them finds them finished.
         if self.positions == PLAIN:
             del config["positions"]
+        if not self.compile:
+            del config["compile"]
         for group in ("encoding", "task"):
             neutral = load_class(group, config[group]["target"]).neutral
             config[group] = _without(config[group], neutral)

@@ -107,6 +107,8 @@ def execute(config: Config, tell: Callable[[str], None] = lambda line: None) -> 
             record.note(resumed_from_step=state.step)
         elif config.start.run is not None:
             begin(model, config.start)
+        if config.compile:
+            model.compile(dynamic=True)  # or each new length would be compiled anew
         is_due = _due(config)
 
         def log(progress: Progress) -> None:

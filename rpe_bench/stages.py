@@ -19,7 +19,7 @@ from rpe_bench.start import shapes_of
 from rpe_bench.sweep import Job, complaints, is_finished, run_jobs, run_pool
 from rpe_bench.trained import Trained
 
-SETTABLE = ("recipe", "evaluation", "checkpoint", "logger", "sweep", "results_dir", "device", "threads")
+SETTABLE = ("recipe", "evaluation", "checkpoint", "logger", "sweep", "results_dir", "device", "threads", "compile")
 """Sections and keys that may differ from those of the run that is begun with."""
 
 

@@ -18,6 +18,7 @@ Exit status 0 where all agree, 1 where something differs or fails, 2 where there
 import argparse
 import copy
 import csv
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ from rpe_bench.encodings.base import Geometry
 from rpe_bench.errors import one_line
 from rpe_bench.evaluate import loss_of
 from rpe_bench.model import Transformer
+from rpe_bench.profiling.cells import Clock, Subject, build, training_step
+from rpe_bench.profiling.cells import batch_of as batch_of_cell
 from rpe_bench.run import execute
 from rpe_bench.tasks.base import Batch
 
@@ -48,7 +51,10 @@ SHORT, LONG = 72, 1100
 two examples, than a chunk of logits, and than FIRE's threshold."""
 
 TOGETHER = ["nope", "rope", "alibi", "t5"]
-"""Runs that share the device."""
+"""Runs that share the device, and those that are compiled."""
+
+EXAMPLES, TOKENS = 64, 128
+"""Of a training step that is timed."""
 
 
 @dataclass
@@ -246,24 +252,30 @@ def profile(directory: Path, device: str, findings: Findings) -> None:
         findings.expect(f"rpe-bench profile ended with {done.returncode}: {done.stderr[-300:]}", done.returncode == 0)
 
 
-def compiled(device: torch.device, findings: Findings) -> None:
-    """Compiled models against themselves: equal, and by how much faster a forward pass is."""
-    for name in TOGETHER:
-        model, axes = model_of(name, True)
-        model = model.to(device).eval()
-        tokens = batch_of(512, 16, axes).tokens_BT.to(device)
-        fast = torch.compile(model)
-        with torch.no_grad():
-            findings.compare(f"{name}: logits, compiled", fast(tokens), model(tokens), factor=10)
-            seconds = []
-            for call in (model, fast):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(20):
-                    call(tokens)
-                torch.cuda.synchronize()
-                seconds.append(time.perf_counter() - start)
-        print(f"{name:10} compiled: {seconds[1] / seconds[0]:.2f} of the time of eager")
+def compiled(directory: Path, device: str, findings: Findings) -> None:
+    """Runs of compiled models against themselves, and what a training step takes then."""
+    for encoding in TOGETHER:
+        eager, fast = (run_of(encoding, directory / f"compile={c}", device, f"compile={c}") for c in ("false", "true"))
+        for table in ("train", "eval"):
+            expected, found = (column(config, table, "loss") for config in (eager, fast))
+            findings.compare(f"{encoding}: loss in {table}.csv of a compiled run", found, expected, factor=50)
+        ratio = seconds_of_a_step(fast, encoding) / seconds_of_a_step(eager, encoding)
+        print(
+            f"{encoding:10} a compiled training step of {EXAMPLES} x {TOKENS} tokens: {ratio:.2f} of the time of eager"
+        )
+
+
+def seconds_of_a_step(config: Config, encoding: str) -> float:
+    """The median of 20."""
+    subject = Subject(catalogue.read("encoding", encoding))
+    model = build(config, subject, TOKENS).to(config.device)
+    if config.compile:
+        model.compile(dynamic=True)
+    step = training_step(config, model, batch_of_cell(config, subject, TOKENS, EXAMPLES))
+    for _ in range(3):
+        step()
+    clock = Clock(config)
+    return statistics.median(clock.of(step) for _ in range(20))
 
 
 def main() -> int:
@@ -302,8 +314,8 @@ def main() -> int:
         findings.attempt("runs at once", lambda: together(directory, options.device, findings))
         print(f"{time.monotonic() - began:.0f} s; profile\n")
         findings.attempt("profile", lambda: profile(directory, options.device, findings))
-    if options.compile:
-        findings.attempt("compiled", lambda: compiled(device, findings))
+        if options.compile:
+            findings.attempt("compiled", lambda: compiled(directory, options.device, findings))
     print(*(f"WRONG  {problem}" for problem in findings.problems), sep="\n")
     verdict = f"{len(findings.problems)} of {findings.checks} checks fail" if findings.problems else "all agree"
     print(f"{name}: {findings.checks} checks in {time.monotonic() - began:.0f} s: {verdict}")

@@ -120,6 +120,7 @@ OTHER = {
     "seed": 1,
     "device": "cuda",
     "threads": 2,
+    "compile": True,
     "encoding.name": "other",
     "encoding.target": "twins.Encoding",
     "encoding.k": 3,
@@ -381,8 +382,8 @@ def test_a_copy_has_an_id_of_its_own(make_config: MakeConfig, tmp_path: Path) ->
             "rope",
             {"steps": 3},
             "steps=3: unknown key; did you mean recipe.steps?"
-            " (keys: seed, device, threads, results_dir, encoding, task, positions, model, recipe, evaluation, start,"
-            " checkpoint, logger, sweep)",
+            " (keys: seed, device, threads, compile, results_dir, encoding, task, positions, model, recipe, evaluation,"
+            " start, checkpoint, logger, sweep)",
         ),
         (
             "copy",
@@ -395,7 +396,7 @@ def test_a_copy_has_an_id_of_its_own(make_config: MakeConfig, tmp_path: Path) ->
             "copy",
             "rope",
             {"sed": 3},
-            "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, results_dir, encoding, task,"
+            "sed=3: unknown key; did you mean seed? (keys: seed, device, threads, compile, results_dir, encoding, task,"
             " positions, model, recipe, evaluation, start, checkpoint, logger, sweep)",
         ),
         (

@@ -92,6 +92,7 @@ def test_where_the_time_goes(tmp_path: Path, capsys: Capture) -> None:
         ("model.dim=15", "model.heads=4: must divide model.dim=15"),
         ("recipe.batch_sise=15", "recipe.batch_sise=15: unknown key; did you mean recipe.batch_size?"),
         ("positions=randomised", "positions=randomised: is not measured: tokens stand at 0, 1, 2, ..."),
+        ("compile=true", "compile=true: is not measured (scripts/gpu_check.py --compile says what it gains)"),
         ("rope", "rope: is no override, which reads key=value"),
         ("--multirun", "unrecognized arguments: --multirun (see rpe-bench profile --help)"),
     ],

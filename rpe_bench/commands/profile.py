@@ -122,6 +122,8 @@ def _composed(overrides: Sequence[str], encodings: str | None) -> tuple["Config"
     config = resolve({**composed.raw, "encoding": baseline})
     if config.positions.name != "plain":
         raise ConfigError(f"positions={config.positions.name}: is not measured: tokens stand at 0, 1, 2, ...")
+    if config.compile:
+        raise ConfigError("compile=true: is not measured (scripts/gpu_check.py --compile says what it gains)")
     if chosen:
         options = [complete("encoding", composed.raw["encoding"])]
     else:

@@ -30,7 +30,8 @@ class Attention(nn.Module):
         context = context.with_(x_BTD=x_BTD, project=self.project)
         with torch.autocast(x_BTD.device.type, enabled=False):
             mixed_BHTK = attend(encoding, q, k, v, context)
-        return self.out(mixed_BHTK.transpose(1, 2).flatten(2))
+        # Some paths give float32, whatever v is; autocast alone would take that for the projection.
+        return self.out(mixed_BHTK.to(v.dtype).transpose(1, 2).flatten(2))
 
     def heads_of(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input, (B, H, T, K) each, without any position."""
@@ -41,7 +42,8 @@ class Attention(nn.Module):
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (..., D) through this layer's query and key projections: two (..., H, K)."""
         weight_q, weight_k, _ = self.qkv.weight.chunk(3)
-        q, k = (nn.functional.linear(vectors, w).unflatten(-1, (self.heads, -1)) for w in (weight_q, weight_k))
+        weights = weight_q.to(vectors.dtype), weight_k.to(vectors.dtype)
+        q, k = (nn.functional.linear(vectors, weight).unflatten(-1, (self.heads, -1)) for weight in weights)
         return q, k
 
 

@@ -525,6 +525,17 @@ def test_the_model_under_autocast_is_near_that_in_full_precision(case: Case) -> 
         torch.testing.assert_close(run(model, tokens).float(), expected, rtol=0, atol=0.1)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_may_be_bfloat16_throughout(case: Case, training: bool) -> None:
+    if case.name == "path":
+        pytest.skip("torch solves no triangular system in bfloat16")
+    model, tokens = model_of(case, dtype=torch.float32), tokens_of(40)
+    with torch.set_grad_enabled(training):
+        expected, found = run(model, tokens), run(model.to(torch.bfloat16), tokens)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 0.1 * expected.norm()
+
+
 def test_a_row_that_is_wholly_hidden_gives_no_nan_elsewhere(causal: Case) -> None:
     """Rows far apart in magnitude, all of them finite, leave every output finite."""
     encoding = causal.encoding()

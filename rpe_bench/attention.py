@@ -104,16 +104,17 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
     if "rotate" in places:
         q_BHTK, k_BHTK = q_BHTK.to(exact), k_BHTK.to(exact)
     q, k = encoding.rotate(q_BHTK, k_BHTK, context.positions, context)
-    v, on_gpu, compiled = v_BHTK, v_BHTK.device.type != "cpu", torch.compiler.is_compiling()
+    wider = max(0, q.shape[-1] - v_BHTK.shape[-1])
+    # What is added to q and k beside their features may be a sum that bfloat16 is too coarse for.
+    v = v_BHTK.to(exact) if wider else v_BHTK
+    on_gpu, compiled = v.device.type != "cpu", torch.compiler.is_compiling()
     if isinstance(scale, Tensor):  # which the fused kernel does not take
         return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
     if not places - {"embed", "rotate"}:
-        wider = max(0, q.shape[-1] - v.shape[-1])
-        # What is added to q and k beside their features may be a sum that bfloat16 is too coarse for.
-        if not on_gpu and not compiled and not wider and _by_bfloat16(v):
+        if not on_gpu and not compiled and _by_bfloat16(v):
             return _by_rows(q, k, v, None, scale, context)
         # The kernel of a GPU is made for bfloat16, that of a CPU is slower in it.
-        q, k, v = (x.to(v.dtype if on_gpu and not wider else exact) for x in (q, k, v))
+        q, k, v = (x.to(v.dtype if on_gpu else exact) for x in (q, k, v))
         # Of q and k wider than v the kernel would make explicit logits; zeros beside v cost it next to nothing.
         v = torch.nn.functional.pad(v, (0, wider)) if wider else v
         if _by_few_rows(q, context) and not compiled:

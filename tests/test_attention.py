@@ -288,6 +288,36 @@ def test_the_gradient_of_a_bias_in_bfloat16(causal: bool, heads_of_bias: int) ->
     assert relative_error(found.grad, expected.grad) < 0.02
 
 
+class SumsAndDistance(DistanceBias):
+    """Sums beside the features of q and k, as a forget gate's, and a bias of distance."""
+
+    def __init__(self, geometry: Geometry, learned: bool) -> None:
+        super().__init__(geometry)
+        self.slope = nn.Parameter(torch.tensor(-0.1), requires_grad=learned)
+
+    def of_offset(self, offset: Tensor) -> Tensor:
+        return self.slope * offset.abs().double()[..., None]
+
+    def rotate(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, positions: Tensor | None = None, context: Context | None = None
+    ) -> tuple[Tensor, Tensor]:
+        sums = -0.7 * torch.arange(q_BHTK.shape[2], dtype=q_BHTK.dtype)[:, None].expand(*q_BHTK.shape[:3], 1)
+        one, scale = torch.ones_like(sums), self.geometry.head_dim**-0.5
+        return torch.cat((sums / scale, one / scale, q_BHTK), -1), torch.cat((one, -sums, k_BHTK), -1)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_sums_beside_a_bias_are_not_rounded_to_bfloat16(learned: bool) -> None:
+    encoding = SumsAndDistance(Geometry(8, 2, 16, 257, True), learned)
+    given = setting(encoding, 257, dtype=torch.float32)
+    for name in ("q", "k", "v"):
+        setattr(given, name, getattr(given, name).to(torch.bfloat16))
+    found = outcome(attend, encoding, given)
+    for name in ("q", "k", "v"):
+        setattr(given, name, getattr(given, name).float())
+    assert relative_error(found, outcome(reference, encoding, given)) < 1e-4
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Of all numbers together."""
     found, expected = found.detach(), expected.detach()

@@ -1,7 +1,5 @@
 """Transformer-XL: Dai et al. 2019, "Attentive language models beyond a fixed-length context" (arXiv 1901.02860)."""
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -54,8 +52,11 @@ class TransformerXL(RelativeBias):
 
     def content(self, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """scale * (q + u).k, with one pass over q."""
-        u = context.once((self, "u"), lambda: (self.scale * self.u_HK[:, None]).to(q_BHQK.dtype))
-        return torch.add(u, q_BHQK, alpha=cast(float, self.scale)) @ k_BHSK.mT
+        scale = self.scale
+        if isinstance(scale, Tensor):  # a subclass's, which is no `alpha`
+            return super().content(q_BHQK + self.u_HK[:, None].to(q_BHQK.dtype), k_BHSK, context)
+        u = context.once((self, "u"), lambda: (scale * self.u_HK[:, None]).to(q_BHQK.dtype))
+        return torch.add(u, q_BHQK, alpha=scale) @ k_BHSK.mT
 
     def add(self, logits_BHQS: Tensor, q_BHQK: Tensor, k_BHSK: Tensor, context: Context) -> Tensor:
         """The second product; the first is that of content."""

@@ -33,6 +33,15 @@ def test_all_zero_is_no_position(make) -> None:
     assert torch.equal(attention_logits(make(TransformerXL, std=0.0), q, k), attention_logits(make(NoPE), q, k))
 
 
+def test_a_scale_for_each_head(make) -> None:
+    """Which a subclass may have, as any encoding may."""
+    q, k = torch.randn(2, 1, 2, 40, 4, dtype=torch.float64)
+    encoding = make(TransformerXL, std=1.0).double()
+    plain = attention_logits(encoding, q, k)
+    encoding.scale = encoding.scale * torch.tensor([2.0, 3.0])[:, None, None]
+    torch.testing.assert_close(attention_logits(encoding, q, k), plain * torch.tensor([2.0, 3.0])[:, None, None])
+
+
 def test_positions_between_the_whole_ones(make) -> None:
     """A sinusoid is no table: it has a value for any distance."""
     encoding = make(TransformerXL, std=1.0).double()

@@ -58,9 +58,9 @@ def add_query_logits(logits_BHQS: Tensor, q_BHQK: Tensor, table: Tensor, first: 
         first: offset of the table's first row.
         context: positions None, or whole numbers (T,), (B, T) or (B, T, 1).
     """
-    table = _one_if_shared(table).to(q_BHQK.dtype)
     if _by_shift(context):
-        return cast(Tensor, _AddOfQueries.apply(logits_BHQS, q_BHQK, *_shift(table, first, context)))
+        return cast(Tensor, _AddOfQueries.apply(logits_BHQS, q_BHQK, *_shift(table, first, q_BHQK.dtype, context)))
+    table = _one_if_shared(table).to(q_BHQK.dtype)
     scores_BHQM = q_BHQK @ table.mT
     return logits_BHQS + scores_BHQM.gather(-1, _rows(context, table, first).expand(*q_BHQK.shape[:3], -1))
 
@@ -80,9 +80,9 @@ def mixed_values(weights_BHQS: Tensor, v_BHSK: Tensor, table: Tensor, first: int
 
     Weights are summed by row of the table first, and only then meet its vectors.
     """
-    table = _one_if_shared(table).to(weights_BHQS.dtype)
     if _by_shift(context):
-        return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, *_shift(table, first, context)))
+        return cast(Tensor, _Mix.apply(weights_BHQS, v_BHSK, *_shift(table, first, weights_BHQS.dtype, context)))
+    table = _one_if_shared(table).to(weights_BHQS.dtype)
     rows = _rows(context, table, first).expand(*weights_BHQS.shape)
     sums_BHQM = weights_BHQS.new_zeros(*weights_BHQS.shape[:3], table.shape[-2]).scatter_add(-1, rows, weights_BHQS)
     return weights_BHQS @ v_BHSK + sums_BHQM @ table
@@ -189,14 +189,16 @@ def _one_if_shared(table: Tensor) -> Tensor:
     return table[0] if table.dim() == 3 and len(table) == 1 else table
 
 
-def _shift(table: Tensor, first: int, context: Context) -> tuple[Tensor, "Shift | SeenShift"]:
+def _shift(table: Tensor, first: int, dtype: torch.dtype, context: Context) -> tuple[Tensor, "Shift | SeenShift"]:
     """How a table is shifted, and the table as that takes it."""
     start = _start(context)
     if not context.masked:
-        return table, Shift(first, -start)
+        return _one_if_shared(table).to(dtype), Shift(first, -start)
     near = max(-first, 0)
     every = near + 1 >= context.uncut.length
-    return context.once((table, first), lambda: _of_seen(table, first, every)), SeenShift(start, near, every)
+    # The key is the table as it is given: a view of it would be another one with each call.
+    seen = context.once((table, first, dtype), lambda: _of_seen(_one_if_shared(table).to(dtype), first, every))
+    return seen, SeenShift(start, near, every)
 
 
 def _of_seen(table: Tensor, first: int, every: bool) -> Tensor:
@@ -393,9 +395,9 @@ def _place(logits_HBXY: Tensor, x_HBXK: Tensor, table: Tensor, shift: Shift | Se
 
 def _times(rows_HBXM: Tensor, table: Tensor) -> Tensor:
     """Rows times a matrix (M, N) of all heads, or (H, M, N): one product a matrix, however many the examples."""
-    H, B, X, _ = rows_HBXM.shape
-    shape = (H * B * X, -1) if table.dim() == 2 else (H, B * X, -1)
-    return (rows_HBXM.reshape(shape) @ table).view(H, B, X, -1)
+    H, B, X, M = rows_HBXM.shape
+    shape = (H * B * X, M) if table.dim() == 2 else (H, B * X, M)
+    return (rows_HBXM.reshape(shape) @ table).view(H, B, X, table.shape[-1])
 
 
 def _of_table(sums_HBXN: Tensor, x_HBXK: Tensor, heads: bool) -> Tensor:

@@ -99,12 +99,14 @@ def test_each_pair_meets_the_row_of_its_offset(context: Context, table: tuple[in
     torch.testing.assert_close(mixed_values(weights, v, R, first, context), mixed)
 
 
-@pytest.mark.parametrize(("table", "first"), [*TABLES, ((75, K), -74), ((H, 74, K), -73), ((40, K), -39)])
+@pytest.mark.parametrize(
+    ("table", "first"), [*TABLES, ((75, K), -74), ((H, 74, K), -73), ((40, K), -39), ((40, K), -33)]
+)
 @pytest.mark.parametrize("rows", [slice(None), slice(30, 69), slice(74, 75), slice(0, 3)])
 def test_where_a_mask_follows_what_is_seen_stays(table: tuple[int, ...], first: int, rows: slice) -> None:
     """Of hidden pairs anything may be said, and their weights and gradients are 0.
 
-    Some tables reach to the first of 75 keys, and one to all but that.
+    Some tables reach to the first of 75 keys, and one to all but that; one to a key more than a tile has rows.
     """
     context = Context(75, True, rows=rows)
     seen = ~context.hidden_QS
@@ -121,6 +123,15 @@ def test_where_a_mask_follows_what_is_seen_stays(table: tuple[int, ...], first: 
 
     for found, expected in zip(outcomes(context.with_(masked=True)), outcomes(context), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("table", [(9, K), (H, 9, K)])
+def test_no_examples(table: tuple[int, ...], masked: bool) -> None:
+    context, R = Context(40, True, masked=masked), normal(*table).requires_grad_()
+    q, weights = normal(0, H, 40, K), normal(0, H, 40, 40)
+    for out in (query_logits(q, R, -4, context), mixed_values(weights, q, R, -4, context)):
+        assert len(out) == 0 and not torch.autograd.grad(out.sum(), R)[0].any()
 
 
 @pytest.mark.parametrize("table", [(7, K), (H, 7, K), (H, 99, K)])
@@ -225,13 +236,28 @@ def test_what_follows_changes_nothing_before(name: str) -> None:
     assert torch.equal(after[:, :, :17], before[:, :, :17]) and not torch.equal(after[:, :, 17], before[:, :, 17])
 
 
-def test_what_rows_make_of_a_table_is_made_once(monkeypatch) -> None:
-    """By a pass over 100 tokens, 32 at a time: of Shaw's two tables."""
-    encoding, made, original = drawn("shaw"), [], relative._of_seen
+def test_one_table_may_begin_at_two_offsets() -> None:
+    context = Context(75, True, masked=True)
+    q, R = normal(B, H, 75, K), normal(9, K, seed=1)
+    for first in (-8, -3):
+        found = query_logits(q, R, first, context)
+        expected = query_logits(q, R, first, context.with_(masked=False))
+        torch.testing.assert_close(found.tril(), expected.tril())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tables"),
+    [("shaw", {}, 2), ("deberta", {"terms": "c2p", "per_head": False}, 1), ("transformer_xl", {"per_head": False}, 1)],
+)
+def test_what_rows_make_of_a_table_is_made_once(
+    monkeypatch, name: str, options: dict[str, object], tables: int
+) -> None:
+    """By a pass over 100 tokens, 32 at a time, for all heads or for each."""
+    encoding, made, original = drawn(name, **options), [], relative._of_seen
     monkeypatch.setattr(relative, "_of_seen", lambda *given: made.append(given) or original(*given))
     q, k, v = normal(3, 1, 2, 100, 6)
     attend(encoding, q, k, v, Context(100, True))
-    assert len(made) == 2
+    assert len(made) == tables
 
 
 @pytest.mark.parametrize("name", ["shaw", "deberta", "deberta_v2"])

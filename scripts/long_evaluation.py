@@ -71,8 +71,8 @@ def main() -> int:
         for name in rng.permutation([name for name in configs if name not in failed]):
             try:
                 times[name][turn], held = apart(Limits(options.seconds), evaluate_once, configs[name])
-            except Ended as ended:
-                failed[name] = str(ended)
+            except (ValueError, Ended) as error:  # the first is how an encoding refuses a length
+                failed[name] = " ".join(str(error).split())
                 continue
             memory[name] = max(memory[name], held / MIB)
             if memory[name] > options.mib:

@@ -1,5 +1,6 @@
 """Evaluation in memory that grows with the length, and not with its square."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,18 @@ def test_what_takes_too_much_or_cannot_be_is_named() -> None:
 def test_what_takes_too_long_is_ended() -> None:
     code, lines = measured("--encodings", "nope", "--length", "8192", "--seconds", "0.01")
     assert code == 1 and lines[1:] == ["nope: takes more than 0.01 s"]
+
+
+def test_what_an_encoding_refuses_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(SCRIPT))["main"]
+
+    def refuse(*_: object) -> None:
+        raise ValueError("position 9\nlies beyond")
+
+    monkeypatch.setitem(main.__globals__, "apart", refuse)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--encodings", "nope", "--length", "64"])
+    assert main() == 1
+    assert capsys.readouterr().out.splitlines()[1:] == ["nope: position 9 lies beyond"]
 
 
 @pytest.mark.long

@@ -68,7 +68,8 @@ def _send(out: Connection, limits: Limits, work: Callable[..., object], *argumen
         out.send(ValueError(str(error)))  # one of a class that the parent knows
     except (MemoryError, RuntimeError) as error:
         out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        out.send(Ended(f"takes more than {limits.mib} MiB" if out_of_memory else one_line(error)))
+        most = "memory than there is" if limits.mib is None else f"than {limits.mib} MiB"
+        out.send(Ended(f"takes more {most}" if out_of_memory else one_line(error)))
 
 
 def _keep_within(more_bytes: int) -> None:

@@ -44,5 +44,7 @@ def test_what_goes_wrong_is_said() -> None:
         apart(LIMITS, failing, ValueError("position 9 lies beyond"))
     with pytest.raises(Ended, match="^RuntimeError: no kernel$"):
         apart(LIMITS, failing, RuntimeError("no\nkernel"))
+    with pytest.raises(Ended, match="^takes more memory than there is$"):
+        apart(Limits(seconds=20), failing, MemoryError())
     with pytest.raises(Ended, match="^ended with exit code 3$"):
         apart(LIMITS, failing, SystemExit(3))

@@ -23,6 +23,12 @@ def test_a_call_of_a_cell(make_config) -> None:
     assert found.peak_bytes - base.peak_bytes > 2 * pairs
 
 
+def test_what_takes_too_long_is_a_reason(make_config) -> None:
+    nope = Subject(catalogue.read("encoding", "nope"))
+    found = first_call(make_config("copy", "nope"), nope, Cell("evaluation", 20, "nope"), Limits(seconds=0.001))
+    assert found == First(problem="takes more than 0.001 s")
+
+
 def test_a_refusal_is_a_reason(make_config) -> None:
     short = Subject(catalogue.read("encoding", "learned") | {"size": 16})
     found = first_call(make_config("copy", "nope"), short, Cell("evaluation", 20, "learned"), LIMITS)

@@ -26,7 +26,7 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 def dtype_by_onednn(x: Tensor) -> torch.dtype | None:
     """In which oneDNN is asked for the products of x with weights in float32; None where it is not."""
-    if x.device.type != "cpu" or not HAS_ONEDNN or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or x.dtype == torch.float64 or not HAS_ONEDNN or torch.compiler.is_compiling():
         return None
     if not torch.is_autocast_enabled("cpu"):
         return x.dtype if x.dtype == torch.float32 else None

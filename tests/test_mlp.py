@@ -73,7 +73,9 @@ def test_the_gradient_that_it_is_given_is_left_as_it_is() -> None:
 def test_where_onednn_is_not_asked_it_is_its_layers(taken: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, torchs = networks()
     x = torch.randn(100, 16)
-    assert torch.equal(ours.double()(x.double()), torchs.double()(x.double()))
+    for autocast in (False, True):  # which leaves float64 as it is
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert torch.equal(ours.double()(x.double()), torchs.double()(x.double()))
     monkeypatch.setattr(linear, "HAS_ONEDNN", False)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ours.float()(x), torchs.float()(x))

@@ -125,7 +125,7 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
     if compiled:  # blocks and strides would be compiled anew for each length
         return _explicit(encoding, q.to(exact), k.to(exact), v.to(exact), context)
     if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
-        if torch.is_grad_enabled() and encoding.learned or _by_bfloat16(v):
+        if torch.is_grad_enabled() and encoding.learned or _by_bfloat16(v) and _sees_itself(encoding, context):
             return _by_rows(q, k, v, _unfolded(encoding, context, exact), scale, context)
         return _view_of_bias(encoding, q.to(exact), k.to(exact), v.to(exact), context, scale)
     return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
@@ -330,6 +330,16 @@ def _by_bfloat16(v_BHTK: Tensor) -> bool:
     """Whether training makes explicit logits in bfloat16, where it could do without."""
     B, H, T, _ = v_BHTK.shape
     return torch.is_grad_enabled() and v_BHTK.dtype == torch.bfloat16 and B * H * T * T <= KEPT_ELEMENTS
+
+
+def _sees_itself(encoding: DistanceBias, context: Context) -> bool:
+    """Whether each query does. One that sees nothing gets zeros by the fused kernel, no numbers by explicit logits."""
+
+    def sees_itself() -> bool:
+        return not encoding.of_offset(torch.zeros(1, dtype=torch.long, device=context.device)).isneginf().any()
+
+    found: bool = context.once((encoding, "sees itself"), sees_itself)
+    return found
 
 
 def _by_rows(

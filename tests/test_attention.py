@@ -288,6 +288,24 @@ def test_the_gradient_of_a_bias_in_bfloat16(causal: bool, heads_of_bias: int) ->
     assert relative_error(found.grad, expected.grad) < 0.02
 
 
+class Past(DistanceBias):
+    """No query sees itself, and the first none at all."""
+
+    def of_offset(self, offset: Tensor) -> Tensor:
+        return torch.zeros(offset.shape, dtype=torch.float64).masked_fill(offset == 0, -math.inf)[..., None]
+
+
+def test_training_outlasts_a_query_that_sees_nothing() -> None:
+    encoding = Past(Geometry(8, 2, 16, 257, True))
+    for dtype in (torch.float32, torch.bfloat16):
+        given = setting(encoding, 70, dtype=torch.float32)
+        for name in ("q", "k", "v"):
+            setattr(given, name, getattr(given, name).to(dtype).requires_grad_())
+        found = outcome(attend, encoding, given)
+        assert not found[:, :, 0].any() and found[:, :, 1:].isfinite().all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(found.sum(), [given.q, given.k, given.v]))
+
+
 class SumsAndDistance(DistanceBias):
     """Sums beside the features of q and k, as a forget gate's, and a bias of distance."""
 

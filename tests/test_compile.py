@@ -45,8 +45,9 @@ def test_a_compiled_run_is_the_same_to_rounding(
     execute(plain)
     assert not counter.frame_count
     execute(compiled)
-    # For training, and for evaluation, each of them once where a length may be as it is and once for any.
-    print("FRAMES", name, counter.frame_count)
+    assert 2 <= counter.frame_count <= 8  # beyond which torch goes on without
+    if name in QUICK:
+        assert counter.frame_count == 2  # training, and evaluation: of any length
     for table, columns in (("train", ["loss", "grad_norm"]), ("eval", ["loss"])):
         expected, found = (pd.read_csv(config.run_dir / f"{table}.csv")[columns] for config in (plain, compiled))
         pd.testing.assert_frame_equal(found, expected, rtol=1e-3)

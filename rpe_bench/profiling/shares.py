@@ -159,35 +159,44 @@ def shares(
 ) -> tuple[list[Row], dict[str, str]]:
     """Rows of COLUMNS, and why an encoding has none.
 
-    The quantities are `step`; each part of it as `part: NAME`; `floor` and `floor, masked pairs too`, of its matrix
-    products at the speeds of large ones measured in the same round; `sampling`, of as many tokens of the config's task;
-    and, in one round more, `operator: GROUP`, a share. In a round everything takes its turn, in random order.
+    The quantities are `step`, and `step in PRECISION` of the other one; each part of it as `part: NAME`; `floor` and
+    `floor, masked pairs too`, of its matrix products at the speeds of large ones measured in the same round;
+    `sampling`, of as many tokens of the config's task; and, in one round more, `operator: GROUP`, a share. In a round
+    everything takes its turn, in random order.
     """
     importlib.import_module("torch._dynamo")  # by the first step of an optimiser
     torch.set_num_threads(config.threads)
     keep_freed_memory()  # as a run does
     clock, data = Clock(config), Data(config.build_task(), config.build_positions(), config.recipe, config.seed)
     products = large_products(torch.device(config.device))
+    other = "fp32" if config.recipe.precision == "bf16-mixed" else "bf16-mixed"
+    in_other = config.model_copy(update={"recipe": config.recipe.model_copy(update={"precision": other})})
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for length in lengths:
         work = Work.of(config, length, config.recipe.batch_size)
         steps: dict[str, Step] = {}
+        others: dict[str, Step] = {}
         for subject in subjects:
             try:
-                steps[subject.name] = Step(config, subject, length, clock)
-                steps[subject.name]()
+                both = [Step(given, subject, length, clock) for given in (config, in_other)]
+                for step in both:
+                    step()
+                steps[subject.name], others[subject.name] = both
             except ValueError as error:  # how an encoding refuses a length
-                steps.pop(subject.name, None)
                 refused[f"{subject.name} at {length}"] = " ".join(str(error).split())
         for call, _ in products.values():
             call()
         for turn in range(rounds):
             tell(f"training at {length} tokens, round {turn + 1} of {rounds}")
-            found, speeds, sampling = _round(steps, products, data, clock, turn, length)
+            found, of_others, speeds, sampling = _round(steps, others, products, data, clock, turn, length)
             for name in steps:
                 parts = found[name]
-                values = {"step": sum(parts.values()), **{f"part: {part}": spent for part, spent in parts.items()}}
+                values = {
+                    "step": sum(parts.values()),
+                    f"step in {other}": of_others[name],
+                    **{f"part: {part}": spent for part, spent in parts.items()},
+                }
                 values["floor"] = work.seconds(speeds, config.recipe.precision)
                 values["floor, masked pairs too"] = work.seconds(speeds, config.recipe.precision, masked=True)
                 values["sampling"] = sampling * config.recipe.batch_size * length
@@ -201,21 +210,27 @@ def shares(
 
 def _round(
     steps: Mapping[str, Step],
+    others: Mapping[str, Step],
     products: Mapping[str, tuple[Callable[[], None], float]],
     data: Data,
     clock: Clock,
     turn: int,
     length: int,
-) -> tuple[dict[str, dict[str, float]], dict[str, float], float]:
-    """Seconds of each encoding's parts, operations a second of the large products, and seconds a token of sampling."""
+) -> tuple[dict[str, dict[str, float]], dict[str, float], dict[str, float], float]:
+    """Seconds of each encoding's parts, and of its step in the other precision, operations a second of the large
+    products, and seconds a token of sampling."""
     found: dict[str, dict[str, float]] = {}
+    of_others: dict[str, float] = {}
     speeds: dict[str, float] = {}
     sampling = 0.0
-    turns = [*(("step", name) for name in steps), *(("product", name) for name in products), ("sampling", "")]
+    turns = [*(("step", name) for name in steps), *(("other", name) for name in others)]
+    turns += [*(("product", name) for name in products), ("sampling", "")]
     for place in stream("shares", length, turn).permutation(len(turns)):
         kind, name = turns[place]
         if kind == "step":
             found[name] = dict(steps[name]())
+        elif kind == "other":
+            of_others[name] = sum(others[name]().values())
         elif kind == "product":
             call, operations = products[name]
             speeds[name] = operations / clock.of(call)
@@ -223,4 +238,4 @@ def _round(
             start = clock.now()
             batch = data.batch(turn)
             sampling = (clock.now() - start) / batch.tokens_BT.numel()
-    return found, speeds, sampling
+    return found, of_others, speeds, sampling

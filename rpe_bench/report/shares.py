@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-FLOOR, MASKED = "floor", "floor, masked pairs too"
+FLOOR, MASKED, OTHER = "floor", "floor, masked pairs too", "step in "
 
 
 def text(rows: Iterable[Mapping[str, Any]], about: str) -> str:
@@ -27,8 +27,11 @@ def _lines(wide: pd.DataFrame, steps: pd.Series) -> list[str]:
         low, middle, high = np.percentile(measured[quantity] / steps, [25, 50, 75])
         return float(middle), f"{100 * middle:5.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
+    (of_other,) = (name for name in map(str, wide) if name.startswith(OTHER))
+    low, middle, high = np.percentile(steps / measured[of_other], [25, 50, 75])
     floor, masked = (share(quantity)[1] for quantity in (FLOOR, MASKED))
     lines = [
+        f"  {middle:7.2f} [{low:.2f}, {high:.2f}]  of the time that it takes in {of_other.removeprefix(OTHER)}",
         f"  {floor}  its matrix products at the speed of a large one, the floor",
         f"  {masked}  the same with the pairs that the mask hides",
         f"  {share('sampling')[1]}  sampling as many tokens of the task, beside the step",

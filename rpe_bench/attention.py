@@ -43,7 +43,7 @@ TRAINED_ROWS = 32
 takes half of the time of all in a causal model, two thirds in a bidirectional one."""
 
 TRAINED_ROWS_BF16 = 64
-"""The same of logits in bfloat16."""
+"""The same where products are in bfloat16."""
 
 KEPT_ELEMENTS = 2**27
 """Weights that a layer keeps for the backward pass where the fused kernel would keep none: 256 MiB in bfloat16."""
@@ -108,13 +108,17 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
     # What is added to q and k beside their features may be a sum that bfloat16 is too coarse for.
     v = v_BHTK.to(exact) if wider else v_BHTK
     on_gpu, compiled = v.device.type != "cpu", torch.compiler.is_compiling()
+
+    def qkv(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+
     if isinstance(scale, Tensor):  # which the fused kernel does not take
-        return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
+        return _in_chunks(encoding, *qkv(exact), context)
     if not places - {"embed", "rotate"}:
         if not on_gpu and not compiled and _by_bfloat16(v):
             return _by_rows(q, k, v, None, scale, context)
         # The kernel of a GPU is made for bfloat16, that of a CPU is slower in it.
-        q, k, v = (x.to(v.dtype if on_gpu else exact) for x in (q, k, v))
+        q, k, v = qkv(v.dtype if on_gpu else exact)
         # Of q and k wider than v the kernel would make explicit logits; zeros beside v cost it next to nothing.
         v = torch.nn.functional.pad(v, (0, wider)) if wider else v
         if _by_few_rows(q, context) and not compiled:
@@ -123,12 +127,12 @@ def attend(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, c
             mixed = scaled_dot_product_attention(q, k, v, is_causal=context.causal, scale=scale)
         return mixed[..., : v_BHTK.shape[-1]]
     if compiled:  # blocks and strides would be compiled anew for each length
-        return _explicit(encoding, q.to(exact), k.to(exact), v.to(exact), context)
+        return _explicit(encoding, *qkv(exact), context)
     if isinstance(encoding, DistanceBias) and context.positions is None and encoding.by_offset_alone(context):
         if torch.is_grad_enabled() and encoding.learned or _by_bfloat16(v) and _sees_itself(encoding, context):
             return _by_rows(q, k, v, _unfolded(encoding, context, exact), scale, context)
-        return _view_of_bias(encoding, q.to(exact), k.to(exact), v.to(exact), context, scale)
-    return _in_chunks(encoding, q.to(exact), k.to(exact), v.to(exact), context)
+        return _view_of_bias(encoding, *qkv(exact), context, scale)
+    return _in_chunks(encoding, *qkv(exact), context)
 
 
 def masked_logits_by_rows(
@@ -210,7 +214,7 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     if rows >= T:
         return _explicit(encoding, q_BHTK, k_BHTK, v_BHTK, context)
     # Contiguous, or each product would copy its part of them.
-    ends = [*range(rows, T, rows), T]
+    ends = _ends(T, rows)
     parts = q_BHTK.contiguous().split(rows, dim=2)
     k, v = (_prefixes(x.contiguous(), ends if by_prefix else [T] * len(ends)) for x in (k_BHTK, v_BHTK))
 
@@ -227,6 +231,11 @@ def _in_chunks(encoding: Encoding, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tenso
     for end, q, *kv in blocks:
         mixed[:, :, end - q.shape[2] : end] = rows_to(end, q, *kv)
     return mixed
+
+
+def _ends(length: int, rows: int) -> list[int]:
+    """Where each block of so many queries ends."""
+    return [*range(rows, length, rows), length]
 
 
 class _Prefixes(torch.autograd.Function):
@@ -256,7 +265,7 @@ def _by_few_rows(q_BHTK: Tensor, context: Context) -> bool:
 def _causal_by_rows(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float) -> Tensor:
     """The fused kernel a few queries at a time, with the keys up to the last of them."""
     T = q_BHTK.shape[2]
-    ends = [*range(FUSED_ROWS, T, FUSED_ROWS), T]
+    ends = _ends(T, FUSED_ROWS)
     # Of the last queries of all; that of others is its lower right corner.
     mask_QT = q_BHTK.new_full((FUSED_ROWS, T), -math.inf).triu(T - FUSED_ROWS + 1)
     blocks = []
@@ -282,7 +291,7 @@ def _view_of_bias(
     rows = T
     if context.causal:
         rows = FUSED_ROWS if _by_few_rows(q_BHTK, context) else max(BLOCK_ROWS, min(T // 16, 1024))
-    ends = [*range(rows, T, rows), T]
+    ends = _ends(T, rows)
     blocks = []
     for end, q, k, v in zip(
         ends, q_BHTK.split(rows, dim=2), _prefixes(k_BHTK, ends), _prefixes(v_BHTK, ends), strict=True
@@ -370,7 +379,7 @@ class _ByRows(torch.autograd.Function):
         rows = TRAINED_ROWS_BF16 if dtype == torch.bfloat16 else TRAINED_ROWS
         if v_BHTK.device.type != "cpu":  # which has less to gain by its cache than to lose by many small calls
             rows = T
-        ends = [*range(rows, T, rows), T]
+        ends = _ends(T, rows)
         k_NTK, v_NTK = (_in_one_piece(x, dtype) for x in (k_BHTK, v_BHTK))
         mixed_BTHK = v_BHTK.new_empty(B, T, H, v_BHTK.shape[3])
         blocks = []

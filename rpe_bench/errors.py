@@ -53,6 +53,11 @@ def _place(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's message, on one line."""
+    return " ".join(str(error).split())
+
+
 def one_line(error: BaseException) -> str:
     """An exception's type and message, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

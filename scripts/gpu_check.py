@@ -39,8 +39,7 @@ from rpe_bench.encodings.base import Geometry
 from rpe_bench.errors import one_line
 from rpe_bench.evaluate import loss_of
 from rpe_bench.model import Transformer
-from rpe_bench.profiling.cells import Clock, Subject, build, training_step
-from rpe_bench.profiling.cells import batch_of as batch_of_cell
+from rpe_bench.profiling.cells import Clock, Subject, prepared
 from rpe_bench.run import execute
 from rpe_bench.tasks.base import Batch
 
@@ -267,11 +266,10 @@ def compiled(directory: Path, device: str, findings: Findings) -> None:
 
 def seconds_of_a_step(config: Config, encoding: str) -> float:
     """The median of 20."""
-    subject = Subject(catalogue.read("encoding", encoding))
-    model = build(config, subject, TOKENS).to(config.device)
+    config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"batch_size": EXAMPLES})})
+    step, model = prepared(config, Subject(catalogue.read("encoding", encoding)), "training", TOKENS)
     if config.compile:
         model.compile(dynamic=True)
-    step = training_step(config, model, batch_of_cell(config, subject, TOKENS, EXAMPLES))
     for _ in range(3):
         step()
     clock = Clock(config)

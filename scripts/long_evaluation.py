@@ -5,8 +5,8 @@
 
 One example is evaluated as a run evaluates it, all its tables included, by the tiny model with weights as drawn: what
 it takes depends on their shapes alone. Each evaluation has a process of its own; MiB is the most memory that it held
-beyond what it had held with task and model built. All encodings take their
-turn once a round, in a new random order each round, and times are compared with `nope` of the same round.
+beyond what it had held with task and model built. All encodings take their turn once a round, in a new random order
+each round, and times are compared with `nope` of the same round.
 
 Exit status 1 where one takes more than --mib, or than --seconds, after which it is ended; it is then measured no more.
 """
@@ -21,6 +21,7 @@ import torch
 from rpe_bench import catalogue
 from rpe_bench.compose import compose
 from rpe_bench.config import Config, ConfigError, resolve
+from rpe_bench.errors import message_of
 from rpe_bench.profiling.apart import MIB, Ended, Limits, apart
 from rpe_bench.record import peak_memory_bytes
 from rpe_bench.run import build_model, evaluate
@@ -72,7 +73,7 @@ def main() -> int:
             try:
                 times[name][turn], held = apart(Limits(options.seconds), evaluate_once, configs[name])
             except (ValueError, Ended) as error:  # the first is how an encoding refuses a length
-                failed[name] = " ".join(str(error).split())
+                failed[name] = message_of(error)
                 continue
             memory[name] = max(memory[name], held / MIB)
             if memory[name] > options.mib:

@@ -37,9 +37,8 @@ def apart(limits: Limits, work: Callable[..., T], *arguments: Any) -> T:
         Ended: it took more than it may, or failed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [cells.__name__]
-    )  # and torch with it; heeded once: later calls find the server there
+    # And torch with it. Heeded once: later calls find the server there.
+    context.set_forkserver_preload([cells.__name__])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, limits, work, *arguments))
     process.start()

@@ -11,6 +11,7 @@ import torch
 
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
+from rpe_bench.errors import message_of
 from rpe_bench.model import Transformer
 from rpe_bench.profiling.apart import Ended, Limits, apart
 from rpe_bench.profiling.cells import Cell, Subject, prepared
@@ -36,7 +37,7 @@ def first_call(config: Config, subject: Subject, cell: Cell, limits: Limits) -> 
             return _on_gpu(config, subject, cell)
         return apart(limits, _in_child, config, subject, cell)
     except (ValueError, Ended) as error:  # the first is how an encoding refuses a length
-        return First(problem=" ".join(str(error).split()))
+        return First(problem=message_of(error))
 
 
 def _calls(cell: Cell) -> int:

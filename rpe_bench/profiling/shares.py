@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config
+from rpe_bench.errors import message_of
 from rpe_bench.model import Transformer
 from rpe_bench.profiling.cells import Clock, Subject, batch_of, build
 from rpe_bench.profiling.work import Work, large_products
@@ -169,73 +170,67 @@ def shares(
     keep_freed_memory()  # as a run does
     clock, data = Clock(config), Data(config.build_task(), config.build_positions(), config.recipe, config.seed)
     products = large_products(torch.device(config.device))
-    other = "fp32" if config.recipe.precision == "bf16-mixed" else "bf16-mixed"
+    precision = config.recipe.precision
+    other = "fp32" if precision == "bf16-mixed" else "bf16-mixed"
     in_other = config.model_copy(update={"recipe": config.recipe.model_copy(update={"precision": other})})
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for length in lengths:
         work = Work.of(config, length, config.recipe.batch_size)
-        steps: dict[str, Step] = {}
-        others: dict[str, Step] = {}
+        steps: dict[tuple[str, str], Step] = {}  # by encoding and precision
         for subject in subjects:
             try:
                 both = [Step(given, subject, length, clock) for given in (config, in_other)]
                 for step in both:
                     step()
-                steps[subject.name], others[subject.name] = both
+                steps[subject.name, precision], steps[subject.name, other] = both
             except ValueError as error:  # how an encoding refuses a length
-                refused[f"{subject.name} at {length}"] = " ".join(str(error).split())
+                refused[f"{subject.name} at {length}"] = message_of(error)
+        names = dict.fromkeys(name for name, _ in steps)
         for call, _ in products.values():
             call()
         for turn in range(rounds):
             tell(f"training at {length} tokens, round {turn + 1} of {rounds}")
-            found, of_others, speeds, sampling = _round(steps, others, products, data, clock, turn, length)
-            for name in steps:
-                parts = found[name]
-                values = {
-                    "step": sum(parts.values()),
-                    f"step in {other}": of_others[name],
-                    **{f"part: {part}": spent for part, spent in parts.items()},
-                }
-                values["floor"] = work.seconds(speeds, config.recipe.precision)
-                values["floor, masked pairs too"] = work.seconds(speeds, config.recipe.precision, masked=True)
+            found, speeds, sampling = _round(steps, products, data, clock, turn, length)
+            for name in names:
+                parts = found[name, precision]
+                values = {"step": sum(parts.values()), **{f"part: {part}": spent for part, spent in parts.items()}}
+                values[f"step in {other}"] = sum(found[name, other].values())
+                values["floor"] = work.seconds(speeds, precision)
+                values["floor, masked pairs too"] = work.seconds(speeds, precision, masked=True)
                 values["sampling"] = sampling * config.recipe.batch_size * length
                 about = {"encoding": name, "length": length, "round": turn}
                 rows += [{**about, "quantity": quantity, "value": value} for quantity, value in values.items()]
-        for name, step in steps.items():
+        for name in names:
+            step = steps[name, precision]
             about = {"encoding": name, "length": length, "round": rounds}
             rows += [{**about, "quantity": f"operator: {group}", "value": v} for group, v in step.operators().items()]
     return rows, refused
 
 
 def _round(
-    steps: Mapping[str, Step],
-    others: Mapping[str, Step],
+    steps: Mapping[tuple[str, str], Step],
     products: Mapping[str, tuple[Callable[[], None], float]],
     data: Data,
     clock: Clock,
     turn: int,
     length: int,
-) -> tuple[dict[str, dict[str, float]], dict[str, float], dict[str, float], float]:
-    """Seconds of each encoding's parts, and of its step in the other precision, operations a second of the large
-    products, and seconds a token of sampling."""
-    found: dict[str, dict[str, float]] = {}
-    of_others: dict[str, float] = {}
+) -> tuple[dict[tuple[str, str], dict[str, float]], dict[str, float], float]:
+    """Seconds of the parts of each step, operations a second of the large products, and seconds a token of sampling."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
     speeds: dict[str, float] = {}
     sampling = 0.0
-    turns = [*(("step", name) for name in steps), *(("other", name) for name in others)]
-    turns += [*(("product", name) for name in products), ("sampling", "")]
+    turns: list[tuple[str, Any]] = [*(("step", key) for key in steps), *(("product", name) for name in products)]
+    turns.append(("sampling", None))
     for place in stream("shares", length, turn).permutation(len(turns)):
-        kind, name = turns[place]
+        kind, key = turns[place]
         if kind == "step":
-            found[name] = dict(steps[name]())
-        elif kind == "other":
-            of_others[name] = sum(others[name]().values())
+            found[key] = dict(steps[key]())
         elif kind == "product":
-            call, operations = products[name]
-            speeds[name] = operations / clock.of(call)
+            call, operations = products[key]
+            speeds[key] = operations / clock.of(call)
         else:
             start = clock.now()
             batch = data.batch(turn)
             sampling = (clock.now() - start) / batch.tokens_BT.numel()
-    return found, of_others, speeds, sampling
+    return found, speeds, sampling

@@ -36,8 +36,6 @@ CSV as soon as it is made, and --tables reads one that was cut short as well.
 import argparse
 import csv
 import multiprocessing
-import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +60,7 @@ from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config, resolve
 from rpe_bench.encodings.sinusoidal import sinusoid
 from rpe_bench.errors import one_line
+from rpe_bench.profiling.apart import MIB, keep_within, why_it_ended
 from rpe_bench.record import peak_memory_bytes
 from rpe_bench.run import build_model
 from rpe_bench.seeds import stream
@@ -361,25 +360,18 @@ def evaluate(arm: Arm, config: Config, options: argparse.Namespace, pipe: Connec
     prepare(arm, options)
     clock, model = CLOCKS[options.clock], arm.build(config).eval()
     tokens_BT = config.build_task().sample(stream("peers", "evaluation"), 1, config.recipe.train_length).tokens_BT
-    limit_address_space(int(options.gib * 2**30))
+    keep_within(options.mib)
     before = peak_memory_bytes()
     try:
         model(tokens_BT)
         began = clock()
         model(tokens_BT)
         seconds = clock() - began
-    except RuntimeError as error:
-        full = "can't allocate memory" in str(error)
-        pipe.send({"problem": f"needs more than {options.gib:g} GiB" if full else one_line(error)})
+    except (MemoryError, RuntimeError) as error:
+        pipe.send({"problem": why_it_ended(error, options.mib)})
         return
-    mib = (peak_memory_bytes() - before) / 2**20
+    mib = (peak_memory_bytes() - before) / MIB
     pipe.send({"parameters": parameters_of(model), "seconds": seconds, "mib": mib})
-
-
-def limit_address_space(more: int) -> None:
-    """Let this process allocate so many bytes and no more: a matrix of 16,384^2 numbers a head may not fit."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + more,) * 2)
 
 
 class Apart:
@@ -568,7 +560,7 @@ def main() -> int:
     parser.add_argument("--steps", type=positive, default=2, help="of training in a round, of which the mean is taken")
     parser.add_argument("--keep", action="store_true", help="let the peers too keep memory that was freed")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: for a machine that others use too")
-    parser.add_argument("--gib", type=float, default=12.0, help="more than this an evaluation may not allocate")
+    parser.add_argument("--mib", type=int, default=12 * 1024, help="more than this an evaluation may not allocate")
     parser.add_argument("--seconds", type=float, default=600.0, help="longer than this nothing may take")
     options = parser.parse_args()
     if options.tables is not None:

@@ -3,6 +3,8 @@
 import csv
 import math
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,18 +130,24 @@ def test_bad_requests(arguments, message: str, tmp_path: Path, monkeypatch: pyte
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_is_named_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Of 2,048 tokens, four heads have 64 MiB of logits."""
+def test_what_does_not_fit_is_named_and_left_alone(tmp_path: Path) -> None:
+    """Of 2,048 tokens, four heads have 64 MiB of logits: explicit attention takes 430 MiB, the fused kernel 32.
+
+    As a script, whose models are forked from a process that has computed nothing: what other tests have freed would be
+    at hand beyond what is allowed.
+    """
     out = tmp_path / "peers.csv"
-    what = ["--sizes", "tiny", "--encodings", "rope", "--libraries", "x-transformers"]
-    assert run(monkeypatch, "--out", out, *what, "--batches", "--lengths", "2048", "--rounds", "2", "--gib", "0.1") == 0
+    what = ["--sizes", "tiny", "--encodings", "rope", "--libraries", "x-transformers", "--batches"]
+    how = ["--lengths", "2048", "--rounds", "2", "--mib", "120"]
+    command = [sys.executable, SCRIPT, "--out", out, *what, *how]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     counts = pd.read_csv(out).groupby(["library", "variant"]).agg({"seconds": "count", "problem": "count"})
     assert counts.T.to_dict("list") == {
         (OURS, "default"): [2, 0],
         ("x-transformers", "flash"): [2, 0],
         ("x-transformers", "explicit"): [0, 1],
     }
-    assert "x-transformers  explicit   needs more than 0.1 GiB\n" in capsys.readouterr().out
+    assert "x-transformers  explicit   takes more than 120 MiB\n" in done.stdout
 
 
 # What comes of it

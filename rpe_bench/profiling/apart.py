@@ -61,19 +61,27 @@ def apart(limits: Limits, work: Callable[..., T], *arguments: Any) -> T:
 def _send(out: Connection, limits: Limits, work: Callable[..., object], *arguments: Any) -> None:
     try:
         if limits.mib is not None:
-            _keep_within(limits.mib * MIB)
+            keep_within(limits.mib)
         out.send(work(*arguments))
     except ValueError as error:
         out.send(ValueError(str(error)))  # one of a class that the parent knows
     except (MemoryError, RuntimeError) as error:
-        out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        most = "memory than there is" if limits.mib is None else f"than {limits.mib} MiB"
-        out.send(Ended(f"takes more {most}" if out_of_memory else one_line(error)))
+        out.send(Ended(why_it_ended(error, limits.mib)))
 
 
-def _keep_within(more_bytes: int) -> None:
-    """Refuse this process more memory than that, on Linux: else the system might end another in its place."""
+def why_it_ended(error: MemoryError | RuntimeError, mib: int | None) -> str:
+    """A line on what ended a call that was kept within so many MiB."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"takes more {'memory than there is' if mib is None else f'than {mib} MiB'}"
+    return one_line(error)
+
+
+def keep_within(mib: int) -> None:
+    """Refuse this process more memory than that, on Linux: else the system might end another in its place.
+
+    What it has freed and not given back is at hand beyond that: only in a process that has computed nothing is it none.
+    """
     statm = Path("/proc/self/statm")
     if statm.exists():
         held = int(statm.read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (held + more_bytes, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (held + mib * MIB, resource.RLIM_INFINITY))

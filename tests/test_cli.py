@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,16 +59,14 @@ def refused(capsys: Capture, *arguments: str) -> list[str]:
 
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'numpy', 'pydantic', 'hydra', 'omegaconf', 'wandb', 'matplotlib'}"
-    code = "import sys, rpe_bench.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
-    code += f"print(sorted({heavy} & sys.modules.keys()))"
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - started)
-    assert answer.stdout.endswith("[]\n")
-    assert "run" in answer.stdout and "list" in answer.stdout and "report" in answer.stdout
-    assert min(seconds) < 0.5
+    code = "import sys, time, rpe_bench.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
+    code += f"print(sorted({heavy} & sys.modules.keys()), time.process_time())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *said, last = answer.stdout.splitlines()
+    assert {"run", "list", "report"} <= {line.split()[0] for line in said if line}
+    loaded, seconds = last.split()
+    # Of the processor, since others may share the machine.
+    assert loaded == "[]" and float(seconds) < 0.5
 
 
 def test_the_package_and_the_lists_import_no_torch() -> None:

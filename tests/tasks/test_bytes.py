@@ -237,9 +237,9 @@ def test_building_the_task_again_is_quick() -> None:
     Bytes()
     seconds = []
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()
         Bytes()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 1e-3  # a sweep's parent does so several times for each job
 
 

@@ -136,8 +136,8 @@ def test_sampling_is_quick(task: Task) -> None:
     seconds = []
     for step in range(30):
         rng = stream("train", 0, step)
-        start = time.perf_counter()
+        start = time.process_time()
         task.sample(rng, 64, task.default_train_length)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     # The best of many, since others may share the machine. A training step takes more than 20 times as long.
     assert min(seconds) < 1e-3

@@ -40,6 +40,14 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str =
     return product
 
 
+def gradients_by_onednn(
+    gradient: Tensor, x: Tensor, weight: Tensor, is_biased: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Those of x, W and b, given that of x W^T + b."""
+    rows = gradient.flatten(0, -2)
+    return by_onednn(gradient, weight.T), rows.T @ x.flatten(0, -2), rows.sum(0) if is_biased else None
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,6 +59,4 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows = gradient.flatten(0, -2)
-        of_bias = rows.sum(0) if ctx.is_biased else None
-        return by_onednn(gradient, weight.T), rows.T @ x.flatten(0, -2), of_bias
+        return gradients_by_onednn(gradient, x, weight, ctx.is_biased)

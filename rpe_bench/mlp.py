@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
-from rpe_bench.linear import Linear, by_onednn, dtype_by_onednn
+from rpe_bench.linear import Linear, by_onednn, dtype_by_onednn, gradients_by_onednn
 
 
 class MLP(nn.Sequential):
@@ -50,10 +50,7 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # Those in bfloat16 are made float32 by autograd, as their parameters are.
         x, weight_1, hidden, active, weight_2 = ctx.saved_tensors
-        rows = gradient.flatten(0, -2)
-        of_bias_2, of_weight_2 = rows.sum(0), rows.T @ active.flatten(0, -2)
-        of_hidden = by_onednn(gradient, weight_2.T)  # of `active` yet
+        of_hidden, of_weight_2, of_bias_2 = gradients_by_onednn(gradient, active, weight_2)  # of `active` yet
         torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
-        rows = of_hidden.flatten(0, -2)
-        of_bias_1, of_weight_1 = rows.sum(0), rows.T @ x.flatten(0, -2)
-        return by_onednn(of_hidden, weight_1.T), of_weight_1, of_bias_1, of_weight_2, of_bias_2, None
+        of_x, of_weight_1, of_bias_1 = gradients_by_onednn(of_hidden, x, weight_1)
+        return of_x, of_weight_1, of_bias_1, of_weight_2, of_bias_2, None

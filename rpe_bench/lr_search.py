@@ -36,7 +36,9 @@ from rpe_bench.errors import ConfigError, one_line
 from rpe_bench.files import write_text
 from rpe_bench.record import to_csv
 from rpe_bench.schema import FORMAT, SEARCH
-from rpe_bench.sweep import Job, dry_run, is_finished, reason_of, record_of, run_jobs
+from rpe_bench.sweep.jobs import run_jobs
+from rpe_bench.sweep.plan import Job, dry_run
+from rpe_bench.sweep.records import is_finished, reason_of, record_of
 
 ABOUT = ("search", "task", "encoding", "recipe", "settings")
 """Columns that both tables begin with: the choice, and what it is for."""
@@ -238,7 +240,7 @@ def _trials(job: Job, asked: LrSearch) -> list[Job]:
 
 
 def run_searching(jobs: Sequence[Job], launch: Callable[[list[Job]], Any], at_once: int | None = None) -> int:
-    """As `rpe_bench.sweep.run_jobs`, with the learning rate of each job chosen first; returns the exit status."""
+    """As `rpe_bench.sweep.jobs.run_jobs`, with the learning rate of each job chosen first; returns the exit status."""
     needed = searches(jobs)
     if jobs[0].config.sweep.dry_run:
         return dry_run_searching(needed, at_once)

@@ -37,20 +37,10 @@ from rpe_bench.errors import ConfigError
 from rpe_bench.files import write_text
 from rpe_bench.interrupts import held_back
 from rpe_bench.locks import Held, hold, is_alive, job_of_slurm, look, machine, remove, start_of
-from rpe_bench.sweep import (
-    GRACE,
-    POLL,
-    TERMINATED,
-    Progress,
-    as_marked,
-    effort,
-    has_ended,
-    is_finished,
-    lock_of,
-    record_failure,
-    record_of,
-    run_pool,
-)
+from rpe_bench.sweep.pool import GRACE, TERMINATED, run_pool
+from rpe_bench.sweep.progress import Progress, effort
+from rpe_bench.sweep.records import as_marked, has_ended, is_finished, lock_of, record_failure, record_of
+from rpe_bench.sweep.waiting import POLL
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 """What is called here or by submitit."""

@@ -16,7 +16,11 @@ from rpe_bench.compose import COMPOSITION_ERRORS, explain, judged_by_us, plain
 from rpe_bench.config import PARTS, Config, resolve
 from rpe_bench.errors import ConfigError
 from rpe_bench.start import shapes_of
-from rpe_bench.sweep import Job, complaints, is_finished, run_jobs, run_pool
+from rpe_bench.sweep.complaints import complaints
+from rpe_bench.sweep.jobs import run_jobs
+from rpe_bench.sweep.plan import Job
+from rpe_bench.sweep.pool import run_pool
+from rpe_bench.sweep.records import is_finished
 from rpe_bench.trained import Trained
 
 SETTABLE = ("recipe", "evaluation", "checkpoint", "logger", "sweep", "results_dir", "device", "threads", "compile")

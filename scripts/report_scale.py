@@ -24,9 +24,9 @@ import numpy as np
 import yaml
 from sweep_throughput import make_config
 
-from rpe_bench import sweep
 from rpe_bench.record import to_csv
 from rpe_bench.schema import TABLES
+from rpe_bench.sweep.pool import run_pool
 
 ENCODINGS = (
     *("nope", "sinusoidal", "learned", "rope", "alibi", "t5", "kerple", "fire", "xpos", "sandwich", "shaw", "cope"),
@@ -75,7 +75,7 @@ def make_runs(results: Path, count: int, encodings: int, tasks: int) -> None:
         for place in range(min(REAL, encodings))
     }
     if waiting := [config for config in real.values() if not config.run_dir.exists()]:
-        sweep.run_pool(waiting)
+        run_pool(waiting)
     rng = np.random.default_rng(0)
     for number in range(count):
         (task, place), seed = pairs[number % len(pairs)], number // len(pairs)

@@ -31,8 +31,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rpe_bench import catalogue, run, sweep
+from rpe_bench import catalogue, run
 from rpe_bench.config import Config, resolve
+from rpe_bench.cores import available_cores
+from rpe_bench.sweep import pool
+from rpe_bench.sweep.attempt import attempt
 
 ENCODINGS = ("nope", "rope", "alibi", "t5")
 
@@ -82,7 +85,7 @@ def throughput(options: argparse.Namespace) -> None:
 
     def by_pool(results: Path, precision: str) -> None:
         sys.stderr = open(os.devnull, "w")
-        sweep.run_pool(configs(results, precision, threads=1))
+        pool.run_pool(configs(results, precision, threads=1))
 
     def one_by_one(results: Path, precision: str) -> None:
         for config in configs(results, precision, threads=2):
@@ -100,7 +103,7 @@ def throughput(options: argparse.Namespace) -> None:
                 done = len(list(results.glob("runs/*/eval.csv")))
                 assert done == options.runs // len(ENCODINGS) * len(ENCODINGS), f"{done} runs finished"
         print(f"round {round_number + 1}: " + ", ".join(f"{' '.join(a)} {s[-1]:.1f} s" for a, s in seconds.items()))
-    print(f"\n{done} runs of {options.steps} steps, {sweep.available_cores()} cores, {options.rounds} rounds")
+    print(f"\n{done} runs of {options.steps} steps, {available_cores()} cores, {options.rounds} rounds")
     for arm, values in seconds.items():
         print(f"{arm[0]:10} {arm[1]:10} {spread(values)} s")
     for what, slow, fast in (
@@ -128,9 +131,9 @@ def costs(options: argparse.Namespace) -> None:
             for seed in range(options.jobs // len(ENCODINGS))
         ]
         forked: dict[str, float] = {}
-        start, train = sweep._start, run.train
+        start, train = pool._start, run.train
 
-        def start_and_note(config: Config, *rest: Any) -> sweep.Worker:
+        def start_and_note(config: Config, *rest: Any) -> pool.Worker:
             forked[config.run_id] = time.monotonic()
             return start(config, *rest)
 
@@ -139,19 +142,19 @@ def costs(options: argparse.Namespace) -> None:
             (results / f"{config.run_id}.began").write_text(f"{time.monotonic()} {time.process_time()}")
             return train(config, *rest)
 
-        sweep._start, run.train = start_and_note, note_and_train  # type: ignore[assignment]
-        sweep._import_all(configs)
+        pool._start, run.train = start_and_note, note_and_train  # type: ignore[assignment]
+        pool.import_all(configs)
         began = time.perf_counter()
-        sweep.run_pool(configs)
+        pool.run_pool(configs)
         took = time.perf_counter() - began
-        sweep._start, run.train = start, train
+        pool._start, run.train = start, train
         records = [json.loads((config.run_dir / "run.json").read_text()) for config in configs]
         began_at = {c.run_id: (results / f"{c.run_id}.began").read_text().split() for c in configs}
         startups = [float(began_at[run_id][0]) - forked[run_id] for run_id in forked]
         own = [float(seconds) for _, seconds in began_at.values()]
     assert all(record["status"] == "finished" for record in records)
     worked = [record["train_seconds"] + record["evaluation_seconds"] for record in records]
-    workers = sweep.workers_of(configs)
+    workers = pool.workers_of(configs)
     beside = (took * workers - sum(worked)) / len(configs)
     print(f"\n{len(configs)} jobs, {workers} at once: {took:.1f} s; each trains and evaluates for {spread(worked)} s")
     print(f"start-up, from before the fork to the first step: {spread(startups)} s, of them {spread(own)} s of its own")
@@ -173,7 +176,7 @@ def fixed() -> None:
         )
         run_ids = [line.split()[-1] for line in listing.stdout.splitlines() if line.startswith("would run")]
         config = make_config(Path(place) / "first", {"recipe.steps": 1, "evaluation.examples": 2})
-        assert sweep.attempt(config)
+        assert attempt(config)
         for run_id in run_ids:
             directory = Path(place) / "results" / "runs" / run_id
             directory.mkdir(parents=True)
@@ -201,7 +204,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=400)
     parser.add_argument("--fixed", action="store_true", help="also what 10,000 jobs cost before the first starts")
     options = parser.parse_args()
-    sweep._import_all([])
+    pool.import_all([])
     (throughput if options.what == "throughput" else costs)(options)
 
 

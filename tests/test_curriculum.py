@@ -7,7 +7,7 @@ import torch
 
 from rpe_bench.config import Config
 from rpe_bench.curriculum import Curriculum
-from rpe_bench.sweep import effort
+from rpe_bench.sweep.progress import effort
 from rpe_bench.train import Data
 
 

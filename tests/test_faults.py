@@ -22,10 +22,13 @@ from typing import Any
 
 import pytest
 
-from rpe_bench import ledger, sweep
+from rpe_bench import ledger
 from rpe_bench.config import Config
 from rpe_bench.files import is_whole
-from rpe_bench.sweep import Job, perform, run_jobs
+from rpe_bench.sweep.attempt import perform
+from rpe_bench.sweep.jobs import run_jobs
+from rpe_bench.sweep.plan import Job
+from rpe_bench.sweep.pool import GRACE, import_all, run_pool
 
 MakeConfig = Callable[..., Config]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -78,7 +81,7 @@ class Sweep:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
     started: list[Sweep] = []
-    sweep._import_all([])  # once, rather than by each sweep
+    import_all([])  # once, rather than by each sweep
 
     def go(configs: Sequence[Config], work: Callable[[Config], None] = perform) -> Sweep:
         log = tmp_path / f"log{len(started)}"
@@ -92,7 +95,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             jobs = [Job([], config) for config in configs]
-            status = run_jobs(jobs, lambda todo: sweep.run_pool([job.config for job in todo], work))
+            status = run_jobs(jobs, lambda todo: run_pool([job.config for job in todo], work))
             sys.stdout.flush()
             os._exit(status)
 
@@ -266,7 +269,7 @@ def test_ctrl_c_once_writes_checkpoints_and_twice_ends_at_once(
     os.kill(twice.process.pid, signal.SIGINT)
     began = time.monotonic()
     assert twice.end() == 130
-    assert time.monotonic() - began < sweep.GRACE / 2
+    assert time.monotonic() - began < GRACE / 2
 
 
 def test_a_run_that_hangs_is_killed_and_recorded(

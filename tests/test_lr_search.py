@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rpe_bench import ledger, sweep
+from rpe_bench import ledger
 from rpe_bench.cli import main
 from rpe_bench.compose import compose, judged_by_us
 from rpe_bench.config import Config, resolve
@@ -17,7 +17,9 @@ from rpe_bench.lr_search import run_searching, searches
 from rpe_bench.record import to_csv
 from rpe_bench.report import load_results
 from rpe_bench.schema import FORMAT, TABLES
-from rpe_bench.sweep import Job, run_one
+from rpe_bench.sweep.attempt import attempt
+from rpe_bench.sweep.one import run_one
+from rpe_bench.sweep.plan import Job
 
 MakeConfig = Callable[..., Config]
 Losses = dict[tuple[float, int], float | str]
@@ -195,7 +197,7 @@ def test_no_trial_sees_a_longer_length_however_long_those_reported_are(
         for search in searches(jobs)
         for trial in search.trials
     )
-    assert run_searching(jobs, lambda todo: [sweep.attempt(job.config) for job in todo]) == 1
+    assert run_searching(jobs, lambda todo: [attempt(job.config) for job in todo]) == 1
     results = tmp_path / "results"
     assert {row["status"] for row in rows(results / "lr_search" / "trials.csv")} == {"finished"}
     assert len(rows(results / "lr_search" / "choices.csv")) == 1

@@ -23,13 +23,15 @@ import pytest
 import yaml
 from support import finish
 
-from rpe_bench import catalogue, ledger, sweep
+from rpe_bench import catalogue, ledger
 from rpe_bench.cli import main
 from rpe_bench.config import Config
+from rpe_bench.cores import available_cores
 from rpe_bench.errors import ConfigError
-from rpe_bench.locks import machine
+from rpe_bench.locks import look, machine, start_of
 from rpe_bench.slurm import COMMANDS, Options, Queue, Share, View, divide, is_over, run_tasks, states
-from rpe_bench.sweep import lock_of, record_failure
+from rpe_bench.sweep.pool import import_all
+from rpe_bench.sweep.records import is_finished, lock_of, record_failure, record_of
 
 MakeConfig = Callable[..., Config]
 Capture = pytest.CaptureFixture[str]
@@ -208,7 +210,7 @@ def queue_of(*configs: Config, task: str | None = None) -> Queue:
     queue = Queue(configs, "here")
     if task is not None:
         queue.tasks[task] = [place(config) for config in configs]
-        queue.before = {place(config): sweep.record_of(config) for config in configs}
+        queue.before = {place(config): record_of(config) for config in configs}
     return queue
 
 
@@ -229,8 +231,8 @@ def test_what_a_killed_task_could_not_record_is_recorded(make_config: MakeConfig
     begin(told, "7_0")  # its record may be seen later than the ledger
     assert queue.settle("7_0", "NODE_FAIL", {place(told)}) == [place(untouched)]
     assert exception(killed) == "task 7_0 ended as NODE_FAIL; its log is in " + str(queue.folder)
-    assert exception(failed) == "no good" and sweep.is_finished(done) and not untouched.run_dir.exists()
-    assert sweep.record_of(told) == {"status": "running"}
+    assert exception(failed) == "no good" and is_finished(done) and not untouched.run_dir.exists()
+    assert record_of(told) == {"status": "running"}
     assert not lock_of(killed).exists() and not queue.tasks  # nobody has to wait until it is stale
 
 
@@ -249,7 +251,7 @@ def test_locks_of_others_are_left(make_config: MakeConfig) -> None:
     queue = queue_of(config, task="7_0")
     begin(config, "8_0")
     queue.settle("7_0", None, set())
-    assert lock_of(config).exists() and sweep.record_of(config) == {"status": "running"}
+    assert lock_of(config).exists() and record_of(config) == {"status": "running"}
 
 
 def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> None:
@@ -257,7 +259,7 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     folder = waiting.results_dir / "slurm"
     folder.mkdir(parents=True)
     me = {"cluster": "here", "user": os.getuid(), "machine": machine()}
-    me |= {"pid": os.getpid(), "started": sweep.start_of(os.getpid())}
+    me |= {"pid": os.getpid(), "started": start_of(os.getpid())}
 
     def write(job: int, owner: dict[str, Any], *configs: Config) -> None:
         tasks = {f"{job}_{n}": [str(config.run_dir.absolute())] for n, config in enumerate(configs)}
@@ -300,10 +302,10 @@ def test_a_task_runs_its_share_by_the_pool_and_ends_it_when_told(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sweep._import_all([])  # once, rather than by each pool
+    import_all([])  # once, rather than by each pool
     short = [make_config(overrides={"seed": seed}) for seed in range(2)]
     Share(short, tmp_path)()
-    assert all(map(sweep.is_finished, short))
+    assert all(map(is_finished, short))
     pytest.importorskip("submitit.helpers")  # beforehand: it takes longer than a run takes to end
     share = Share([make_config(overrides={"recipe.steps": 100_000, "checkpoint.steps": 5})], tmp_path)
     [config] = share.configs
@@ -312,7 +314,7 @@ def test_a_task_runs_its_share_by_the_pool_and_ends_it_when_told(
         if (config.run_dir / "checkpoint.pt").exists():
             signal.setitimer(signal.ITIMER_REAL, 0)
             # As where a cluster signals all processes of a task, though the pool tells its own.
-            seen = sweep.look(lock_of(config))
+            seen = look(lock_of(config))
             assert seen is not None
             os.kill(seen.owner["pid"], signal.SIGTERM)
             again.append(share.checkpoint())
@@ -327,7 +329,7 @@ def test_a_task_runs_its_share_by_the_pool_and_ends_it_when_told(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert again[0].function == Share([config], tmp_path)
-    assert sweep.record_of(config)["status"] == "interrupted"
+    assert record_of(config)["status"] == "interrupted"
     early = Share([config], tmp_path)
     assert early.checkpoint().function == early  # a signal may come before the pool is there
 
@@ -336,9 +338,9 @@ def test_a_task_uses_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr("rpe_bench.cores.quotas", list)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
-    assert sweep.available_cores() == 3
+    assert available_cores() == 3
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
-    assert sweep.available_cores() == 64
+    assert available_cores() == 64
 
 
 # On a cluster

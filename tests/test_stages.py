@@ -21,7 +21,7 @@ from rpe_bench.model import Transformer
 from rpe_bench.run import execute
 from rpe_bench.stage_table import Part, parts_of
 from rpe_bench.stages import have_same_examples
-from rpe_bench.sweep import attempt
+from rpe_bench.sweep.attempt import attempt
 from rpe_bench.trained import Trained
 
 MakeConfig = Callable[..., Config]

@@ -22,13 +22,21 @@ import pytest
 import torch
 from support import finish
 
-from rpe_bench import ledger, locks, sweep
+from rpe_bench import ledger, locks
 from rpe_bench.cli import main
 from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.record import Record, put_in_place
 from rpe_bench.schema import FORMAT
-from rpe_bench.sweep import Job, Progress, complaints, effort, lock_of, run_jobs, run_one
+from rpe_bench.sweep.attempt import attempt
+from rpe_bench.sweep.complaints import complaints
+from rpe_bench.sweep.jobs import run_jobs
+from rpe_bench.sweep.one import accuracies, run_one
+from rpe_bench.sweep.places import mark
+from rpe_bench.sweep.plan import Job
+from rpe_bench.sweep.pool import gpus_of, run_pool, workers_of
+from rpe_bench.sweep.progress import Progress, effort
+from rpe_bench.sweep.records import describe_failure, is_finished, lock_of, record_failure
 
 MakeConfig = Callable[..., Config]
 
@@ -150,13 +158,13 @@ def test_an_early_death_is_not_taken_for_the_failure_of_an_earlier_attempt(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
     config = make_config()
-    sweep.record_failure(config, "Old", "news", "")
+    record_failure(config, "Old", "news", "")
 
     def work(config: Config) -> None:
         raise RuntimeError("new")
 
-    assert not sweep.attempt(config, work)
-    assert "RuntimeError: new" in sweep.describe_failure(config)
+    assert not attempt(config, work)
+    assert "RuntimeError: new" in describe_failure(config)
 
 
 def test_ctrl_c_ends_all_processes_and_says_how_to_go_on(command: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -217,14 +225,14 @@ def test_the_parent_starts_no_threads_before_it_forks(tmp_path: Path) -> None:
     script = """
 import os
 from rpe_bench.cli import main
-import rpe_bench.sweep as sweep
+from rpe_bench.sweep import pool
 
 def count(configs, work=None):
-    sweep._import_all(configs)
+    pool.import_all(configs)
     print("threads", len(os.listdir("/proc/self/task")))
     raise SystemExit(0)
 
-sweep.run_pool = count
+pool.run_pool = count
 main(["run", "-m", "seed=0,1", "logger.mode=offline"])
 """
     answer = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -279,7 +287,7 @@ def test_equal_jobs_are_run_once(make_config: MakeConfig, capsys: pytest.Capture
 
 def test_failed_runs_are_counted_apart(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
     configs = [make_config(overrides={"seed": seed}) for seed in range(3)]
-    sweep.record_failure(configs[0], "ValueError", "no good", "")
+    record_failure(configs[0], "ValueError", "no good", "")
     finish(configs[1])
     launched: list[Job] = []
     run_jobs([Job([], config) for config in configs], launched.extend)
@@ -290,7 +298,7 @@ def test_failed_runs_are_counted_apart(make_config: MakeConfig, capsys: pytest.C
 def test_a_launcher_that_leaves_a_run_to_another_sweep_comes_back_to_it(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "POLL", 0.01)
+    monkeypatch.setattr("rpe_bench.sweep.waiting.POLL", 0.01)
     configs = [make_config(overrides={"seed": seed}) for seed in range(3)]
     attempts: list[int] = []
 
@@ -309,8 +317,8 @@ def test_a_launcher_that_leaves_a_run_to_another_sweep_comes_back_to_it(
             finish(configs[0])
         return looks[path.name] > 0
 
-    monkeypatch.setattr(sweep, "look", lambda path: Seen() if path.name in looks else None)
-    monkeypatch.setattr(sweep.Watch, "is_held", is_held)
+    monkeypatch.setattr("rpe_bench.sweep.jobs.look", lambda path: Seen() if path.name in looks else None)
+    monkeypatch.setattr(locks.Watch, "is_held", is_held)
     assert run_jobs([Job([], config) for config in configs], launch) == 0
     assert attempts == [3, 1]
 
@@ -328,7 +336,9 @@ def test_a_lock_that_cannot_be_removed_is_not_come_back_to_for_ever(
         launched.append(len(todo))
         lock_of(todo[0].config).parent.mkdir()
         lock_of(todo[0].config).write_text(json.dumps({"machine": locks.machine(), "pid": 2**22 + 1, "started": 1}))
-        monkeypatch.setattr(sweep, "check_writable", refuse)  # a file system that is read-only from now on
+        monkeypatch.setattr(
+            "rpe_bench.sweep.places.check_writable", refuse
+        )  # a file system that is read-only from now on
         monkeypatch.setattr(locks, "remove", refuse_to_remove)
 
     def refuse_to_remove(*_: object) -> bool:
@@ -367,7 +377,7 @@ def test_one_run_that_is_interrupted_says_from_where_it_goes_on(
 
 def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config()
-    sweep.record_failure(config, "ValueError", "no good", "")
+    record_failure(config, "ValueError", "no good", "")
     assert run_one(make_config(overrides={"sweep.retry_failed": False})) == 1
     assert capsys.readouterr().err.endswith("; sweep.retry_failed=true tries it again\n")
     assert run_one(config) == 0
@@ -379,20 +389,20 @@ def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, caps
 
 def test_two_may_force_a_run_at_the_same_moment(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(overrides={"sweep.force": True})
-    monkeypatch.setattr(sweep, "is_whole", lambda directory: True)
+    monkeypatch.setattr("rpe_bench.sweep.places.is_whole", lambda directory: True)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", lambda path: False)  # when they look
-        sweep.mark([config])
-        sweep.mark([config])
+        mark([config])
+        mark([config])
     assert config.work_dir.is_dir()
 
 
 def test_one_run_waits_for_another_process_that_is_at_it(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "POLL", 0.01)
+    monkeypatch.setattr("rpe_bench.sweep.waiting.POLL", 0.01)
     config = make_config()
-    lock = sweep.lock_of(config)
+    lock = lock_of(config)
     lock.parent.mkdir(parents=True)
     lock.write_text(json.dumps({"host": "far", "pid": 7, "machine": "far", "started": 1}))
     monkeypatch.setattr("rpe_bench.locks.STALE", 0.05)
@@ -410,7 +420,7 @@ def test_a_run_at_its_training_length_alone_has_one_accuracy(make_config: MakeCo
     for lengths, said in (([16], "the training length 16"), ([24], "the longest length 24")):
         config = make_config(overrides={"evaluation.lengths": lengths})
         finish(config)
-        assert sweep.accuracies(config) == f"token accuracy 0.250 at {said} (chance 0.250)"
+        assert accuracies(config) == f"token accuracy 0.250 at {said} (chance 0.250)"
 
 
 def test_one_run_that_hangs_is_ended(
@@ -487,7 +497,7 @@ def test_a_failure_that_cannot_be_recorded_is_said_and_the_others_go_on(
         (config.run_dir / "run.json").mkdir(parents=True)
         raise ArithmeticError("lost count")
 
-    sweep.run_pool([bad, good], work)
+    run_pool([bad, good], work)
     lines = capsys.readouterr().err.splitlines()
     [said] = [line for line in lines if line.startswith("rpe-bench")]
     assert said.startswith(f"rpe-bench: {bad.run_id}: ") and said.endswith(
@@ -498,15 +508,15 @@ def test_a_failure_that_cannot_be_recorded_is_said_and_the_others_go_on(
 
 def test_a_run_that_is_terminated_says_so(make_config: MakeConfig) -> None:
     config = make_config()
-    sweep.run_pool([config], lambda config: os.kill(os.getpid(), signal.SIGTERM))
-    assert sweep.describe_failure(config).startswith(f"{config.run_id}: SIGTERM: terminated (see")
+    run_pool([config], lambda config: os.kill(os.getpid(), signal.SIGTERM))
+    assert describe_failure(config).startswith(f"{config.run_id}: SIGTERM: terminated (see")
 
     def work(config: Config) -> None:
         with Record(config):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    sweep.run_pool([config], work)
-    assert sweep.describe_failure(config).startswith(f"{config.run_id}: terminated (see")
+    run_pool([config], work)
+    assert describe_failure(config).startswith(f"{config.run_id}: terminated (see")
 
 
 def test_where_nothing_can_be_written_nothing_is_started(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -534,7 +544,7 @@ def test_where_all_is_finished_nothing_is_written(
     config = make_config()
     finish(config)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(sweep, "check_writable", lambda place: pytest.fail("tried to write"))
+    monkeypatch.setattr("rpe_bench.sweep.places.check_writable", lambda place: pytest.fail("tried to write"))
     assert run_jobs([Job([], config)], lambda todo: pytest.fail("started")) == 0
     assert run_one(config) == 0
     assert sorted(tmp_path.rglob("*")) == before
@@ -588,8 +598,8 @@ def test_what_a_killed_replacement_left_is_removed_or_put_back(make_config: Make
     shutil.rmtree(lost.run_dir)
     assert run_jobs([Job([], replaced)], lambda todo: pytest.fail("started")) == 0
     assert [path.name for path in again.iterdir()] == [f"{lost.run_id}.old"]
-    assert run_jobs([Job([], lost)], lambda todo: [sweep.attempt(job.config) for job in todo]) == 0
-    assert list(again.iterdir()) == [] and sweep.is_finished(lost)
+    assert run_jobs([Job([], lost)], lambda todo: [attempt(job.config) for job in todo]) == 0
+    assert list(again.iterdir()) == [] and is_finished(lost)
 
 
 def test_the_jobs_of_a_sweep_that_are_wrong_are_told_apart_by_what_differs() -> None:
@@ -653,7 +663,7 @@ def test_a_process_that_takes_its_time_to_end_is_not_polled(
         os.closerange(3, 200)  # as the kernel does first when a process ends
         time.sleep(0.3)
 
-    sweep.run_pool([config], work)
+    run_pool([config], work)
     assert len(shown) < 5
 
 
@@ -678,7 +688,7 @@ def test_a_terminal_gets_what_it_can_show(
 def test_what_is_said_to_run_does(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """Each line counts those that have started by then, and not only those that were left when another ended."""
     configs = [make_config(overrides={"seed": seed, "sweep.workers": 2}) for seed in range(4)]
-    sweep.run_pool(configs, finish)
+    run_pool(configs, finish)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
     for line in lines[:-1]:
@@ -701,18 +711,18 @@ def test_jobs_are_spread_over_the_gpus(
             time.sleep(0.01)
         finish(config)
 
-    sweep.run_pool(configs, work)
+    run_pool(configs, work)
     assert [len(list(tmp_path.glob(f"{gpu}-*"))) for gpu in (3, 5)] == shares
-    assert sweep.workers_of(configs) == sum(shares)
-    assert sweep.gpus_of([make_config()]) == []
+    assert workers_of(configs) == sum(shares)
+    assert gpus_of([make_config()]) == []
 
 
 def test_more_threads_than_cores_are_remarked_on(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sweep, "available_cores", lambda: 4)
+    monkeypatch.setattr("rpe_bench.sweep.pool.available_cores", lambda: 4)
     for threads in (2, 3):
-        sweep.run_pool([make_config(overrides={"sweep.workers": 2, "threads": threads})], finish)
+        run_pool([make_config(overrides={"sweep.workers": 2, "threads": threads})], finish)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rpe-bench")]
     assert said == ["rpe-bench: 2 runs at once have 6 threads on 4 cores"]
 

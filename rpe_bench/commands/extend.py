@@ -31,7 +31,7 @@ def main(parsed: Namespace) -> int:
         from rpe_bench import extension
         from rpe_bench.errors import ConfigError
         from rpe_bench.stages import Overrides, check_out, jobs_of, label, run, sources_of, split
-        from rpe_bench.sweep import is_finished
+        from rpe_bench.sweep.records import is_finished
 
         extension.check_factor(parsed.factor)
         if parsed.steps < 0:

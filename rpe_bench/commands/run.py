@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
             if composed is None:
                 return 0
             from rpe_bench.config import resolve
-            from rpe_bench.sweep import run_one
+            from rpe_bench.sweep.one import run_one
 
             config = resolve(composed.raw)
         return 0 if composed.shown_only else run_one(config)

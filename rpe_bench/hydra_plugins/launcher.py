@@ -24,7 +24,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="pool", node=PoolLaunc
 
 
 class PoolLauncher(Launcher):
-    """Runs jobs by `rpe_bench.sweep.run_pool`; the sweeper hands over the jobs' configs, by their overrides."""
+    """Runs jobs by `rpe_bench.sweep.pool.run_pool`; the sweeper hands over the jobs' configs, by their overrides."""
 
     configs: "dict[tuple[str, ...], Config]"
 
@@ -34,7 +34,7 @@ class PoolLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Returns nothing: a run's own record says how it ended."""
         from rpe_bench.errors import ConfigError
-        from rpe_bench.sweep import run_pool
+        from rpe_bench.sweep.pool import run_pool
 
         if not self.configs:
             raise ConfigError("hydra/launcher=pool: goes with hydra/sweeper=resuming")

@@ -41,7 +41,7 @@ class ResumingSweeper(BasicSweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         # Here rather than on top: every application of Hydra in this environment imports this module.
         from rpe_bench.compose import SLURM, register_slurm
-        from rpe_bench.sweep import job
+        from rpe_bench.sweep.attempt import job
 
         if config.hydra.launcher.get("_target_") == SLURM:
             register_slurm()
@@ -60,7 +60,9 @@ class ResumingSweeper(BasicSweeper):
         from rpe_bench.errors import ConfigError
         from rpe_bench.interrupts import raising
         from rpe_bench.lr_search import run_searching
-        from rpe_bench.sweep import Job, complaints, run_jobs
+        from rpe_bench.sweep.complaints import complaints
+        from rpe_bench.sweep.jobs import run_jobs
+        from rpe_bench.sweep.plan import Job
 
         assert self.launcher is not None and self.hydra_context is not None and self.config is not None
         given = [plain(argument) for argument in arguments]

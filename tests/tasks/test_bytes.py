@@ -15,7 +15,7 @@ from rpe_bench.config import Config
 from rpe_bench.errors import ConfigError
 from rpe_bench.run import examples_of, execute
 from rpe_bench.seeds import stream
-from rpe_bench.sweep import run_pool
+from rpe_bench.sweep.pool import run_pool
 from rpe_bench.tasks import bytes as module
 from rpe_bench.tasks.base import IGNORE
 from rpe_bench.tasks.bytes import Bytes, held_out
@@ -228,7 +228,7 @@ def test_a_text_is_read_once_for_all_jobs(
         os.write(1, f"rpe-bench: read {len(read)} files\n".encode())
 
     said = []
-    monkeypatch.setattr("rpe_bench.sweep.Progress.say", lambda self, lines: said.extend(lines))
+    monkeypatch.setattr("rpe_bench.sweep.progress.Progress.say", lambda self, lines: said.extend(lines))
     run_pool(configs[:2], work)
     assert said == [f"rpe-bench: read {files} files"] * 2
 

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from rpe_bench import ledger
@@ -22,7 +21,6 @@ from rpe_bench.sweep.records import as_marked, has_ended, is_finished, lock_of, 
 
 def perform(config: Config, tell: Callable[[str], None] = lambda line: None) -> None:
     """One run, in this process; `tell` as in `rpe_bench.run.execute`."""
-    torch.set_num_threads(config.threads)
     from rpe_bench.run import execute
 
     execute(config, tell)

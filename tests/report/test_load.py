@@ -15,7 +15,8 @@ import yaml
 from rpe_bench import ledger
 from rpe_bench.config import Recipe
 from rpe_bench.report.dashboard import dashboard_data
-from rpe_bench.report.load import KEYS, ReportError, _config, flatten, in_order, load_examples, load_results, variants
+from rpe_bench.report.labels import flatten, variants
+from rpe_bench.report.load import KEYS, ReportError, _config, in_order, load_examples, load_results
 from rpe_bench.report.tables import notes
 from rpe_bench.report.typeset import rendered
 from rpe_bench.schema import TABLES

@@ -25,6 +25,7 @@ import pandas as pd
 
 from rpe_bench.errors import nearest
 from rpe_bench.report.intervals import LEVEL, student_interval, student_quantile
+from rpe_bench.report.left_out import left_out
 from rpe_bench.report.load import ReportError, in_order, load_examples, load_results
 from rpe_bench.report.significance import ALPHA, detectable, detectable_by_signs, holm, sign_flip_test, smallest_p
 from rpe_bench.report.statistics import BOUNDS, FITTED, POINT, fits
@@ -32,9 +33,6 @@ from rpe_bench.seeds import stream
 
 METRICS = {"exact_match": "exact match", "token_accuracy": "token accuracy", "loss": "loss"}
 """Column -> its name in words."""
-
-NAMED = 20
-"""Runs that were left out which are named one by one."""
 
 OFFERED = 8
 """Configurations that are offered where a name stands for several."""
@@ -137,11 +135,8 @@ def compare_runs(
     alike = runs["task"].isin(names["task"]) & runs["encoding"].isin(names["encoding"])
     begins = tuple({f"{name.task}-{name.encoding}-" for name in names.itertuples()})
     unknown = runs["task"].isna() & ((runs["status"] != "missing") | runs["directory"].str.startswith(begins))
-    left = runs[(runs["status"] != "finished") & (alike | unknown)]
-    left_out = [f"{run.status}: {run.directory} ({run.reason})" for run in left.head(NAMED).itertuples()]
-    if len(left) > NAMED:
-        left_out.append(f"and {len(left) - NAMED} more runs that are not finished, or not to be used")
-    return replace(found, notes=[*found.notes, *left_out])
+    others = runs[alike | unknown]
+    return replace(found, notes=[*found.notes, *left_out(others)])
 
 
 def _task_of(given: str, labels: Sequence[str], evaluations: pd.DataFrame, encodings: Sequence[str]) -> str:

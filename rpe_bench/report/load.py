@@ -288,7 +288,7 @@ def _missing(results_dir: Path, there: set[str]) -> list[_Run]:
                 asked = [run_id for run_id in runs if isinstance(run_id, str)] if isinstance(runs, list) else []
     except OSError:
         return []  # what cannot be read asks for nothing
-    reason = "the last sweep asked for it, and it has no directory"
+    reason = "asked for by the last sweep, and without a directory"
     return [_Run(run_id, "missing", reason) for run_id in sorted(set(asked) - there)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rpe_bench.report.left_out import left_out
 from rpe_bench.report.load import STATUSES, Results, in_order
 from rpe_bench.report.published import grouped_positions
 from rpe_bench.report.statistics import (
@@ -197,11 +198,8 @@ def text_tables(results: Results, width: int = 100) -> str:
 
 
 def notes(results: Results, named: int = 20) -> list[str]:
-    """How many runs there are of each status; those that are in no average by name (the first few of each status); and
-    what one name is several configurations of.
-
-    The table of runs names all of them.
-    """
+    """How many runs there are of each status; those that are in no average; and what one name is several configurations
+    of, of which it names the first few."""
     counts = results.runs["status"].value_counts()
     missing = int(counts.get("missing", 0))
     total = len(results.runs) - missing
@@ -209,12 +207,7 @@ def notes(results: Results, named: int = 20) -> list[str]:
     lines = [f"{total} run director{'ies' if total != 1 else 'y'}: {', '.join(present) or 'none to read'}"]
     if missing:
         lines[0] += f"; {missing} more {'is' if missing == 1 else 'are'} missing"
-    for status in STATUSES[1:]:
-        rows = results.runs[results.runs["status"] == status]
-        shown = rows.head(named)
-        lines += [f"{status}: {row.directory} ({row.reason})" for row in shown.itertuples()]
-        if len(rows) > len(shown):
-            lines.append(f"{status}: and {len(rows) - len(shown)} more")
+    lines += left_out(results.runs, ", in tables/runs.csv")
     return [*lines, *_kept_apart(results.task_labels, named), *_kept_apart(results.encoding_labels, named)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rpe_bench import ledger
 from rpe_bench.report import ReportError, build, load_results, write_report
 from rpe_bench.report.build import file_stems
 from rpe_bench.report.tables import accuracy_table, notes, text_tables, wide_tables
@@ -209,14 +210,47 @@ def test_tidy_table_has_intervals_where_there_are_several_seeds(results_dir):
     assert table["chance"].notna().all()
 
 
-def test_long_lists_of_failures_are_cut_in_the_text_alone(fabricate):
-    for seed in range(25):
+def test_runs_that_differ_in_their_seed_are_one_line(fabricate):
+    run = fabricate("copy", "rope", 0)
+    asked = [
+        f"copy-{encoding}-quick-s{seed}-0000000{seed % 8}" for encoding in ("rope", "t5") for seed in range(1, 100)
+    ]
+    asked += ["copy-rope-quick-s1-1234abcd", "copy-alibi-quick-s5-00000000"]
+    asked.remove("copy-t5-quick-s40-00000000")
+    ledger.append(run.parents[1], "sweep", runs=asked)
+    why = "(asked for by the last sweep, and without a directory)"
+    assert notes(load_results(run.parents[1])) == [
+        "1 run directory: 1 finished; 199 more are missing",
+        f"missing: copy-alibi-quick-s5-00000000 {why}",
+        f"missing: 100 runs copy-rope-quick, seeds 1-99 {why}",
+        f"missing: 98 runs copy-t5-quick, seeds 1-39, 41-99 {why}",
+    ]
+
+
+def test_what_differs_in_its_reason_is_not_one_line(fabricate):
+    for seed in range(4):
         run = fabricate("copy", "rope", seed, status="failed")
+        record = (run / "run.json").read_text()
+        (run / "run.json").write_text(record.replace("loss is nan", f"loss is nan at step {seed // 2}"))
+    (run.parent / "notes").mkdir()
+    (run.parent / "more notes").mkdir()
+    assert notes(load_results(run.parents[1]))[1:] == [
+        "failed: 2 runs copy-rope-quick, seeds 0-1 (ValueError: loss is nan at step 0)",
+        "failed: 2 runs copy-rope-quick, seeds 2-3 (ValueError: loss is nan at step 1)",
+        "foreign: more notes (no run.json)",
+        "foreign: notes (no run.json)",
+    ]
+
+
+def test_long_lists_of_failures_are_cut_in_the_text_alone(fabricate):
+    for number in range(25):
+        run = fabricate("copy", f"encoding_{number:02}", number % 2, status="failed")
+        fabricate("copy", f"encoding_{number:02}", 2, status="failed")
     results = load_results(run.parents[1])
     lines = notes(results)
-    assert lines[0] == "25 run directories: 25 failed"
-    assert len(lines) == 1 + 20 + 1 and lines[-1] == "failed: and 5 more"
-    assert len(results.runs) == 25
+    assert lines[0] == "50 run directories: 50 failed"
+    assert len(lines) == 1 + 10 + 1 and lines[-1] == "failed: and 30 more, in tables/runs.csv"
+    assert len(results.runs) == 50
 
 
 def test_nothing_to_report_is_one_line_that_names_the_directory(fabricate, tmp_path):

@@ -212,7 +212,7 @@ def test_what_the_last_sweep_asked_for_and_is_not_there_is_missing(fabricate):
     assert by_status(results) == {"finished": [run.name, other.name], "missing": ["copy-rope-quick-s2-00000000"]}
     assert notes(results) == [
         "2 run directories: 2 finished; 1 more is missing",
-        "missing: copy-rope-quick-s2-00000000 (the last sweep asked for it, and it has no directory)",
+        "missing: copy-rope-quick-s2-00000000 (asked for by the last sweep, and without a directory)",
     ]
 
 

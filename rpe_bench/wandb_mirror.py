@@ -97,8 +97,8 @@ class WandbMirror:
 
     Online without a key, or without an answer from the server, it becomes an offline run and says so. Whatever goes
     wrong, one line is all that is said. wandb's files are in RESULTS_DIR/wandb; those of an earlier attempt at the same
-    run are removed. A mirror that is complete, which for an online one the server is asked, is noted in the ledger, and
-    `rpe-bench wandb sync` passes over it.
+    run are removed, but for an offline one that is for another project. A mirror that is complete, which for an online
+    one the server is asked, is noted in the ledger, and `rpe-bench wandb sync` passes over it.
 
     Args:
         instead: whether an offline run may take the place of one that cannot be had online.
@@ -201,7 +201,7 @@ class WandbMirror:
                 run.log({f"figures/{name}": wandb.Image(str(path)) for name, path in figures.items()})
         finally:
             run.finish(exit_code=self._exit_code)
-        place = Path(run.settings.sync_dir).name
+        place = self._offline_place(Path(run.settings.sync_dir).name)
         if self._mode == "online":
             # wandb itself takes a run for uploaded whose rows the server has refused.
             server = Server.current()
@@ -296,8 +296,16 @@ class WandbMirror:
         return found
 
     def _remove_earlier(self) -> None:
-        for folder in (self._root / "wandb").glob(f"*run-*-{self._id}"):
-            shutil.rmtree(folder)
+        folders = list((self._root / "wandb").glob(f"*run-*-{self._id}"))
+        places = {place for *_, place in remembered(self._results_dir)} if folders else set()
+        for folder in folders:
+            # One for another project may be yet to be uploaded.
+            others = places - {self._offline_place(folder.name)}
+            if not any(place.endswith(f"/{folder.name}") for place in others):
+                shutil.rmtree(folder)
+
+    def _offline_place(self, folder: str) -> str:
+        return offline_place(self._identity["entity"], self._identity["project"], folder)
 
     def _tear_down(self) -> None:
         """End wandb's service, which forked jobs would leave behind as zombies; not where others may be using it."""
@@ -370,6 +378,18 @@ def reach(rows: list[Row], train_length: int, threshold: float = 0.9) -> dict[st
 def remember(results_dir: Path, run_id: str, record: Mapping[str, Any], place: str) -> None:
     """Note in the ledger that the run as it was finished then has its mirror at a place."""
     ledger.append(results_dir, "mirrored", run_id=run_id, made=record.get("finished"), place=place)
+
+
+def remembered(results_dir: Path) -> set[tuple[str, str, str]]:
+    """What was noted: the run, when it was finished, and the place of its mirror."""
+    entries = (entry for entry in ledger.read(results_dir) if {"run_id", "made", "place"} <= entry.keys())
+    return {(entry["run_id"], entry["made"], entry["place"]) for entry in entries}
+
+
+def offline_place(entity: str | None, project: str, folder: str) -> str:
+    """The name of an offline mirror: the project that it is for, of whoever uploads it if no entity is named, and its
+    folder."""
+    return f"{entity or ''}/{project}/{folder}"
 
 
 def points(table: str, rows: list[Row]) -> Iterator[Row]:

@@ -3,19 +3,18 @@
 import csv
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rpe_bench import ledger
 from rpe_bench.files import read_record
 from rpe_bench.locks import hold
 from rpe_bench.schema import ON_DEMAND, TABLES
 from rpe_bench.status import Status
-from rpe_bench.wandb_mirror import Mode, Patience, WandbMirror, about, remember, summary
+from rpe_bench.wandb_mirror import Mode, Patience, WandbMirror, about, offline_place, remember, remembered, summary
 from rpe_bench.wandb_server import Server, ServerError, confine
 
 UPLOADING = Patience(init=30.0, close={"online": 120.0, "offline": 60.0}, finish=60.0)
@@ -54,7 +53,7 @@ def sync(
     entity: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Synced:
-    """Mirror the finished runs of a results directory that are not mirrored yet, as they were finished last.
+    """Mirror the finished runs of a results directory that their project does not have yet, as they were finished last.
 
     Args:
         mode: offline makes what `wandb sync` uploads, in RESULTS_DIR/wandb.
@@ -79,7 +78,7 @@ def sync(
             confine(Path(root) / "wandb")
         server = Server.current() if mode == "online" else None
         default_entity = server.entity() if server else None
-        noted = {(entry["run_id"], entry["made"], entry["place"]) for entry in _noted(results_dir)}
+        noted = remembered(results_dir)
         for number, run_id in enumerate(finished):
             directory = results_dir / "runs" / run_id
             try:
@@ -88,7 +87,7 @@ def sync(
                 identity["entity"] = entity or identity["entity"] or default_entity
                 if server is None:
                     folders = (results_dir / "wandb").glob(f"offline-run-*-{run_id}")
-                    places = [folder.name for folder in folders]
+                    places = [offline_place(identity["entity"], identity["project"], folder.name) for folder in folders]
                 else:
                     places = [server.place(identity["entity"], identity["project"])]
                 key = (run_id, record.get("finished"))
@@ -134,10 +133,6 @@ def sync(
                     tell(str(error))
                     break
     return found
-
-
-def _noted(results_dir: Path) -> Iterable[dict[str, Any]]:
-    return (entry for entry in ledger.read(results_dir) if {"run_id", "made", "place"} <= entry.keys())
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -77,7 +77,9 @@ def test_it_says_what_the_run_directory_says(config: Config) -> None:
     assert mirrored.exit_code == 0
     assert list(Path.cwd().iterdir()) == []
     noted = [entry for entry in ledger.read(config.results_dir) if entry["event"] == "mirrored"]
-    assert [(entry["run_id"], entry["place"]) for entry in noted] == [(config.run_id, mirrored.folder.name)]
+    assert [(entry["run_id"], entry["place"]) for entry in noted] == [
+        (config.run_id, f"/rpe_bench/{mirrored.folder.name}")
+    ]
 
 
 def test_every_table_has_an_axis_that_is_one_of_its_columns() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,10 +69,34 @@ def test_offline_each_run_once(configs: list[Config], make_config: Callable[...,
         assert mirrored.run["config"]["update"].items() >= config.as_dict().items()
         assert mirrored.exit_code == 0
     before = everything_in(results_dir / "wandb")
-    sync(results_dir, "--mode=offline")
+    sync(results_dir, "--mode=offline", "--project=mine")
     assert capfd.readouterr().out == "0 mirrored, 2 mirrored before; not finished: 1 failed\n"
     assert everything_in(results_dir / "wandb").keys() == before.keys()
     assert all(before[name] == when for name, when in everything_in(results_dir / "wandb").items() if name.count("/"))
+
+
+def test_offline_once_for_each_project(make_config: Callable[..., Config], capfd: Capture) -> None:
+    config = make_config("copy", "rope")
+    results_dir = config.results_dir
+    write(config)
+
+    def synced(*options: str) -> str:
+        sync(results_dir, "--mode=offline", *options)
+        return capfd.readouterr().out.splitlines()[-1]
+
+    places = (["--project=a"], ["--project=b"], ["--project=b", "--entity=us"])
+    for options in places:
+        assert synced(*options) == "1 mirrored, 0 mirrored before"
+        time.sleep(1)  # wandb names folders by the second
+    folders = sorted((results_dir / "wandb").glob("offline-run-*"))
+    assert len(folders) == 3  # none takes another's place
+    for options in places:
+        assert synced(*options) == "0 mirrored, 1 mirrored before"
+    shutil.rmtree(config.run_dir)
+    write(config)
+    assert synced("--project=b") == "1 mirrored, 0 mirrored before"
+    *others, _ = sorted((results_dir / "wandb").glob("offline-run-*"))
+    assert others == [folders[0], folders[2]]
 
 
 def test_online_each_run_once_and_again_when_it_is_made_anew(

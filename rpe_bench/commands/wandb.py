@@ -9,9 +9,9 @@ from rpe_bench.errors import ConfigError
 HELP = "mirror finished runs to Weights & Biases after the fact: rpe-bench wandb sync [RESULTS_DIR]"
 
 
-DESCRIPTION = """sync mirrors the finished runs of RESULTS_DIR that are not mirrored yet: their numbers as curves and
-tables, and their files as an artifact. Run it as often as you like: it goes on where it was cut short and mirrors again
-what was run anew."""
+DESCRIPTION = """sync mirrors the finished runs of RESULTS_DIR that their project does not have yet: their numbers as
+curves and tables, and their files as an artifact. Run it as often as you like: it goes on where it was cut short and
+mirrors again what was run anew."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

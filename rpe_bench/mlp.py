@@ -1,29 +1,33 @@
 """The feed-forward network of a block: W2 gelu(W1 x + b1) + b2."""
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
+from torch.nn.modules.module import _has_any_global_hook
 
 from rpe_bench.linear import Linear, by_onednn, dtype_by_onednn, gradients_by_onednn
 
 
 class MLP(nn.Sequential):
-    """Of x (..., D), hidden width 4 D: its three layers one after another, to rounding.
+    """Of x (..., D): its layers one after another, to rounding.
 
-    On a CPU it is one function, whose gradient of the hidden layer takes the place of that of gelu: it is the largest
-    tensor of a step, and to write one more costs more than to compute it. Hooks on the three layers are then not
-    called.
+    On a CPU, `Linear`, `GELU` and `Linear` are one function, whose gradient of the hidden layer takes the place of that
+    of gelu: it is the largest tensor of a step, and to write one more costs more than to compute it. Layers that have
+    hooks, and others in the place of these, are called one by one.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
+    @classmethod
+    def of(cls, dim: int) -> Self:
+        """Of width D, and hidden width 4 D."""
+        return cls(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = dtype_by_onednn(x)
-        if dtype is None:
+        if dtype is None or tuple(map(type, self)) != (Linear, nn.GELU, Linear) or _has_hooks(self):
             return cast(Tensor, super().forward(x))
         first, _, second = cast(tuple[Linear, nn.GELU, Linear], tuple(self))
         weights = (first.weight, first.bias, second.weight, second.bias)
@@ -32,6 +36,12 @@ class MLP(nn.Sequential):
         # What gelu is of need not be kept, so that it is taken as the product is made.
         x, weight_1, bias_1, weight_2, bias_2 = (given.to(dtype) for given in (x, *weights))
         return by_onednn(by_onednn(x, weight_1, bias_1, "gelu"), weight_2, bias_2)
+
+
+def _has_hooks(layers: Iterable[nn.Module]) -> bool:
+    """Whether torch would call any on them, of theirs or of all modules."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return bool(_has_any_global_hook()) or any(getattr(layer, kind) for layer in layers for kind in kinds)
 
 
 class _MLP(torch.autograd.Function):

@@ -53,7 +53,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = MLP(dim)
+        self.mlp = MLP.of(dim)
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, context: Context, asked_N: Tensor | None = None) -> Tensor:
         """(B, T, D); or (N, D), of the tokens asked for alone."""

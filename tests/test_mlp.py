@@ -27,7 +27,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 
 def networks() -> tuple[MLP, nn.Sequential]:
-    ours, torchs = MLP(16), nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    ours, torchs = MLP.of(16), nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     torchs.load_state_dict(ours.state_dict())
     return ours, torchs
 
@@ -93,6 +93,49 @@ def test_without_gradients(mixed: bool) -> None:
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
                 torch.testing.assert_close(ours(x), expected, **tolerance)
+
+
+REGISTER = {
+    "forward_pre": nn.Module.register_forward_pre_hook,
+    "forward": nn.Module.register_forward_hook,
+    "full_backward_pre": nn.Module.register_full_backward_pre_hook,
+    "full_backward": nn.Module.register_full_backward_hook,
+}
+
+
+@pytest.mark.parametrize("layer", range(3))
+@pytest.mark.parametrize("kind", REGISTER)
+def test_hooks_on_layers_are_called(kind: str, layer: int, taken: list[torch.dtype]) -> None:
+    ours, torchs = networks()
+    called: list[nn.Module] = []
+    handle = REGISTER[kind](ours[layer], lambda module, *given: called.append(module))
+    x, toward = torch.randn(40, 16), torch.randn(40, 16)
+    for one, other in zip(found(ours, x, toward), found(torchs, x, toward), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert called == [ours[layer]] and not taken
+    handle.remove()
+    found(ours, x, toward)
+    assert len(called) == 1 and taken == [torch.float32]
+
+
+def test_hooks_on_all_modules_are_called(taken: list[torch.dtype]) -> None:
+    ours, _ = networks()
+    called: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *given: called.append(module))
+    try:
+        ours(torch.randn(3, 16))
+    finally:
+        handle.remove()
+    assert called == [*ours, ours] and not taken
+
+
+def test_other_layers_are_called_as_they_are() -> None:
+    ours, torchs = networks()
+    x = torch.randn(40, 16)
+    torch.testing.assert_close(ours[:2](x), torchs[:2](x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours[2:](torchs[:2](x)), torchs(x), rtol=1e-5, atol=1e-6)
+    ours[1] = torchs[1] = nn.ReLU()
+    torch.testing.assert_close(ours(x), torchs(x), rtol=1e-5, atol=1e-6)
 
 
 def test_without_gradients_gelu_is_part_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,21 +367,24 @@ def _value(expression: ast.expr | None, values: Mapping[str, Any]) -> Any:
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Rows under `COLUMNS`, in a terminal of `width` characters (None: as wide as they come).
+    """Rows under `COLUMNS`, in a terminal of `width` characters.
 
     Cells are broken over several lines to fit; where not even their words fit side by side, each row is a paragraph.
+    None is for other programs: a line each, its cells apart by a tab, as grep and cut take them. Aligned by blanks, the
+    longest cell of each column would make lines three times as long.
     """
     rows = [COLUMNS, *rows]
+    if width is None:
+        return "\n".join(map("\t".join, rows))
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    if width is not None:
-        room = width - 2 * (len(columns) - 1)
-        least = [widths[0]] + [max(len(word) for cell in column for word in cell.split()) for column in columns[1:]]
-        if sum(least) > room:
-            return "\n".join(_paragraph(row, width) for row in rows[1:])
-        while sum(widths) > room:
-            widest = max((size, number) for number, size in enumerate(widths) if size > least[number])
-            widths[widest[1]] -= 1
+    room = width - 2 * (len(columns) - 1)
+    least = [widths[0]] + [max(len(word) for cell in column for word in cell.split()) for column in columns[1:]]
+    if sum(least) > room:
+        return "\n".join(_paragraph(row, width) for row in rows[1:])
+    while sum(widths) > room:
+        widest = max((size, number) for number, size in enumerate(widths) if size > least[number])
+        widths[widest[1]] -= 1
     lines = []
     for row in rows:
         cells = [textwrap.wrap(cell, size, break_on_hyphens=False) for cell, size in zip(row, widths, strict=True)]

@@ -80,7 +80,7 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
     head, *lines, _, legend, blank, last = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "year", "changes", "learns", "options", "properties", "source"]
     assert [line.split()[0] for line in lines] == catalogue.encodings()
-    assert "Su et al. 2021, arXiv 2104.09864" in next(line for line in lines if line.startswith("rope "))
+    assert "Su et al. 2021, arXiv 2104.09864" in next(line for line in lines if line.startswith("rope\t"))
     assert legend.startswith("learned by a module: D is ")
     assert (blank, last[:27]) == ("", "custom: a class of your own")
     assert main(["list"]) == 0

@@ -233,10 +233,16 @@ def test_a_class_that_cannot_be_found_has_a_row_that_says_so(own: Path, target: 
 # The table
 
 
+def test_other_programs_are_given_cells_and_no_blanks_to_align_them() -> None:
+    rows = [facts.facts(name).row() for name in catalogue.encodings()]
+    lines = facts.table(rows, None).splitlines()
+    assert [line.split("\t") for line in lines] == [list(facts.COLUMNS), *map(list, rows)]
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 160, 240])
 def test_the_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
     rows = [facts.facts(name).row() for name in catalogue.encodings()]
-    wide = facts.table(rows, None).splitlines()
+    wide = [" ".join(line.split("\t")) for line in facts.table(rows, None).splitlines()]
     fitted = facts.table(rows, width).splitlines()
     assert len(wide) == len(rows) + 1
     assert max(map(len, fitted)) <= width

@@ -50,7 +50,7 @@ def list_choices(names: Sequence[str]) -> None:
 
 
 def list_encodings() -> None:
-    """A table of the encodings, as wide as the terminal; one line each where it goes into a file or a pipe."""
+    """A table of the encodings, as wide as the terminal; tab-separated lines where it goes into a file or a pipe."""
     from rpe_bench.catalogue import choices, encodings, summary
     from rpe_bench.facts import facts, table
 

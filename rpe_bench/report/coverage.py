@@ -1,12 +1,13 @@
 """How often an interval holds what it is of: measured on simulated seeds whose truth is known, looked up, put in words.
 
-No method can do it all with few seeds: where one seed in ten fails, more than half of all sets of 5 have no failure
-among them, and nothing in those tells of one. So the intervals are printed with the coverage that was measured, from
+No method can do it all with few seeds. Where one seed in ten fails, more than half of all sets of 5 have no failure
+among them, and nothing in those tells of one; where one seed in four errs at all, a fifth of them have no error among
+them, and the interval is the one point 1. So the intervals are printed with the coverage that was measured, from
 coverage.csv beside this file, which `scripts/coverage.py` writes:
 
     statistic, method, shape, n, simulations, coverage, width (median), used (whether the reports use the method at n)
 
-Shapes are of accuracies: what seeds look like that all fit, and what they look like where some do not.
+Shapes are of accuracies: what seeds look like that all fit, those that are tied at 1, and those of which some fail.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,6 +35,9 @@ TABLE = Path(__file__).with_name("coverage.csv")
 
 Interval = tuple[np.ndarray, np.ndarray]
 
+TIED = "most seeds are tied at 1"
+FAILING = "some seeds fail"
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -43,6 +47,13 @@ class Shape:
     fitting: Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
     fitted_mean: float
     failing: float = 0.0
+    tied: bool = False
+    """Whether most seeds have the same accuracy, 1."""
+
+    @property
+    def where(self) -> str:
+        """What sets it apart from seeds that all fit, and differ."""
+        return TIED if self.tied else FAILING if self.failing else ""
 
     @property
     def mean(self) -> float:
@@ -62,6 +73,7 @@ SHAPES = {
     "normal": Shape("normal seeds", lambda rng, size: rng.normal(0.6, 0.05, size), 0.6),
     "skewed": Shape("skewed ones", lambda rng, size: rng.beta(9, 1, size), 0.9),
     "saturated": Shape("seeds just below 1", lambda rng, size: 1 - np.minimum(rng.exponential(0.01, size), 1), 0.99),
+    "tied": Shape(TIED, lambda rng, size: 1 - rng.binomial(640, 0.0005, size) / 640, 0.9995, tied=True),
     "half fail": Shape("one in two fails", _near, 0.9, 0.5),
     "three in ten fail": Shape("three in ten fail", _near, 0.9, 0.3),
     "one in ten fails": Shape("one in ten fails", _near, 0.9, 0.1),
@@ -178,23 +190,25 @@ def coverage_line(statistic: str, n: int) -> str:
     words = {name: shape.words for name, shape in SHAPES.items()} | {
         name: f"a true share of {share:g}" for name, share in SHARES.items()
     }
-    parts = [f"{100 * found[shape]:.0f} % for {words[shape]}" for shape in found if "fail" not in shape]
-    parts += [f"{100 * found[shape]:.0f} % where {words[shape]}" for shape in found if "fail" in shape]
+    parts = [
+        f"{100 * share:.0f} % {'where' if shape in SHAPES and SHAPES[shape].where else 'for'} {words[shape]}"
+        for shape, share in found.items()
+    ]
     return f"measured coverage of a 95 % interval of {_measured_at(statistic, n)} seeds: {', '.join(parts)}"
 
 
 def coverage_range(statistic: str, n: int) -> str:
-    """`coverage_line` for a caption: the least and the most over the shapes of seeds that all fit, and of those where
-    some do not; "" for one seed, which has no interval."""
+    """`coverage_line` for a caption: the least and the most over the shapes of seeds that all fit and differ, and over
+    those of each other kind; "" for one seed, which has no interval."""
     found = coverage_of(statistic, n)
     if not found:
         return ""
-    fit, fail = ([found[shape] for shape in found if ("fail" in shape) == failing] for failing in (False, True))
+    kinds: dict[str, list[float]] = {}
+    for shape, share in found.items():
+        kinds.setdefault(SHAPES[shape].where, []).append(share)
+    parts = [f"{_span(shares)} {f'where {where}' if where else 'of the time'}" for where, shares in kinds.items()]
     seeds = _measured_at(statistic, n)
-    return (
-        f"in simulations, such intervals of {seeds} seeds held the true mean {_span(fit)} of the time, "
-        f"{_span(fail)} where some seeds fail"
-    )
+    return f"in simulations, such intervals of {seeds} seeds held the true mean {', '.join(parts)}"
 
 
 def _span(shares: list[float]) -> str:

@@ -40,6 +40,7 @@ def test_the_truth_of_a_shape(shape):
     [
         ("mean", "skewed", 5),
         ("mean", "one in ten fails", 10),
+        ("mean", "tied", 5),
         ("interquartile", "half fail", 8),
         ("difference", "three in ten fail", 3),
         ("share", "nineteen in twenty", 5),
@@ -69,6 +70,13 @@ def test_every_interval_has_its_row():
         assert set(of["shape"]) == set(shapes_of(statistic))
         for n, at in of.groupby("n"):
             assert len(at) == len(shapes_of(statistic)) and set(at["method"]) == {used(statistic, n)}
+
+
+def test_intervals_of_seeds_that_are_tied_at_1_are_not_said_to_hold_the_truth():
+    """Where none of 5 seeds errs, as in one set in five, there is nothing to be seen of it."""
+    values = SHAPES["tied"].sample(np.random.default_rng(0), 2_000, 5)
+    assert (values == 1).mean() > 0.7 and (values == 1).all(axis=1).mean() == pytest.approx(0.2, abs=0.03)
+    assert coverage_of("mean", 3)["tied"] < 0.65 and coverage_of("mean", 5)["tied"] < 0.85
 
 
 @pytest.mark.parametrize("n", [2, 4, 5, 7, 8, 20])
@@ -101,6 +109,7 @@ def test_the_line_beside_an_interval():
     assert line.startswith("measured coverage of a 95 % interval of 3 seeds: ")
     assert f"{100 * found['normal']:.0f} % for normal seeds" in line
     assert f"{100 * found['one in ten fails']:.0f} % where one in ten fails" in line
+    assert f"{100 * found['tied']:.0f} % where most seeds are tied at 1" in line
     assert "a true share of 0.5" in coverage_line("share", 5)
     assert coverage_line("mean", 1) == "one seed: no interval"
 
@@ -108,9 +117,10 @@ def test_the_line_beside_an_interval():
 def test_the_line_in_a_caption():
     shares = {shape: round(100 * share) for shape, share in coverage_of("mean", 3).items()}
     fail = [share for shape, share in shares.items() if "fail" in shape]
+    tied = shares.pop("tied")
     fit = [share for shape, share in shares.items() if "fail" not in shape]
     assert coverage_range("mean", 3) == (
         f"in simulations, such intervals of 3 seeds held the true mean {min(fit)} to {max(fit)} % of the time, "
-        f"{min(fail)} to {max(fail)} % where some seeds fail"
+        f"{tied} % where most seeds are tied at 1, {min(fail)} to {max(fail)} % where some seeds fail"
     )
     assert coverage_range("mean", 1) == ""

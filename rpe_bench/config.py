@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from rpe_bench.components import BASES, build_encodings, build_positions, build_task, complete, load_class, rule, show
 from rpe_bench.encodings.base import Encoding, Geometry
 from rpe_bench.errors import ConfigError, blamed_on, nearest
+from rpe_bench.gpus import absent
 from rpe_bench.model import Transformer
 from rpe_bench.positions.base import Frame, Remap
 from rpe_bench.schema import FORMAT
@@ -609,7 +610,9 @@ def _fit(config: Config, gpu: bool | None) -> Config:
 
     usable = torch.cuda.is_available() if gpu is None else gpu
     device = config.device if config.device != "auto" else "cuda" if usable else "cpu"
-    if device == "cuda" and not usable:
+    if config.device != "cpu" and gpu is None and (why := absent()):
+        errors.append(f"device={config.device}: {why} (correct it, or choose cpu)")
+    elif device == "cuda" and not usable:
         why = "torch finds no GPU here" if gpu is None else "the launcher asks for no GPU"
         errors.append(f"device=cuda: {why} (choose cpu or auto)")
     if errors or sizes is None:

@@ -710,6 +710,37 @@ def test_a_gpu_is_not_asked_for_in_vain(make_config: MakeConfig, monkeypatch: py
         make_config(overrides={"device": "cuda"})
 
 
+@pytest.mark.parametrize(
+    ("visible", "found", "said"),
+    [
+        ("7", 0, "CUDA_VISIBLE_DEVICES=7 names 1 GPU, of which torch finds 0"),
+        ("0,7", 1, "CUDA_VISIBLE_DEVICES=0,7 names 2 GPUs, of which torch finds 1"),
+        ("0,1", 2, None),
+        ("MIG-1,MIG-2", 1, None),  # of which torch counts one
+        ("MIG-1", 0, "CUDA_VISIBLE_DEVICES=MIG-1 names 1 GPU, of which torch finds 0"),
+        ("", 0, None),
+        ("-1", 0, None),
+        (None, 0, None),
+    ],
+)
+def test_a_gpu_that_is_named_and_absent_is_not_passed_over(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, visible: str | None, found: int, said: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if said is None:
+        assert make_config(overrides={"device": "auto"}).device == ("cuda" if found else "cpu")
+    else:
+        for device in ("auto", "cuda"):
+            with pytest.raises(ConfigError) as error:
+                make_config(overrides={"device": device})
+            assert error.value.errors == [f"device={device}: {said} (correct it, or choose cpu)"]
+    assert make_config(overrides={"device": "cpu"}).device == "cpu"
+
+
 # Classes of a user's own
 
 OWN = """

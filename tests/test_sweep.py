@@ -701,6 +701,7 @@ def test_jobs_are_spread_over_the_gpus(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int | None, shares: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5,-1,4")  # the last is not visible
     overrides = {"device": "cuda", "sweep.workers": workers}
     configs = [make_config(overrides=overrides | {"seed": seed}) for seed in range(sum(shares))]

@@ -12,16 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from rpe_bench.config import Config
 from rpe_bench.cores import available_cores
+from rpe_bench.gpus import visible_gpus
 from rpe_bench.locks import Held, Watch, hold, look, machine
 from rpe_bench.sweep.attempt import attempt, interrupt, perform
 from rpe_bench.sweep.places import out_of_room
@@ -85,13 +83,8 @@ def workers_of(configs: Sequence[Config]) -> int:
 
 
 def gpus_of(configs: Sequence[Config]) -> list[str]:
-    """The GPUs that runs are spread over, as CUDA_VISIBLE_DEVICES names them; none for runs on the CPU."""
-    if configs[0].device != "cuda":
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # of which CUDA takes no more than come before a -1, or before nothing at all
-        return list(takewhile(lambda name: name[:1] not in ("", "-"), map(str.strip, visible.split(","))))
-    return [str(number) for number in range(torch.cuda.device_count())]
+    """The GPUs that runs are spread over; none for runs on the CPU."""
+    return visible_gpus() if configs[0].device == "cuda" else []
 
 
 def run_pool(configs: Sequence[Config], work: Callable[[Config], None] = perform) -> None:

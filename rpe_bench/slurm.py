@@ -5,8 +5,9 @@ ledger are the same, and lie in the results directory that the nodes share with 
 resolved with the task, so that nothing is composed there.
 
 The process that submits watches its tasks by squeue alone, which a cluster without accounting has too. It may be
-killed: the tasks go on, and RESULTS_DIR/slurm/JOB.json says which runs they are at, so that the same command waits for
-those rather than have them in the queue twice. What a task that was killed could not record is recorded in its stead.
+killed: the tasks go on, and RESULTS_DIR/slurm/*/JOB.json says which runs they are at, so that the same command waits
+for those rather than have them in the queue twice. What a task that was killed could not record is recorded in its
+stead.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
@@ -210,6 +212,11 @@ def states() -> dict[str, str] | None:
     return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines() if line.strip())
 
 
+def job_of(task: str) -> str:
+    """The job of a task by its id, as squeue has it."""
+    return task.partition("_")[0]
+
+
 def is_over(state: str | None) -> bool:
     """Whether a task has ended, by its state; None for one that SLURM has forgotten."""
     return state is None or state in ENDED
@@ -290,7 +297,7 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
             if rest:
                 parts = divide(rest, options.runs_per_task, at_once, cluster.largest_array)
                 job = queue.submit(parts, options)
-                view.progress.say([f"job {job}: {len(rest)} runs in {len(parts)} tasks; logs in {queue.folder}"])
+                view.progress.say([f"job {job}: {len(rest)} runs in {len(parts)} tasks; logs in {queue.folders[job]}"])
                 rest = []
             time.sleep(POLL)
             view.update()
@@ -305,7 +312,7 @@ def run_tasks(configs: Sequence[Config], options: Options) -> None:
         view.update()
         if queue.idle:
             what = f"{len(queue.idle)} tasks ended before a run began, the first as {queue.idle[0]}"
-            view.progress.say([f"{what}; their logs, which say why, are in {queue.folder}"])
+            view.progress.say([f"{what}; their logs, which say why, are in {queue.folder}/*"])
     except KeyboardInterrupt:
         queue.cancel()
         raise
@@ -320,6 +327,9 @@ class Queue:
         self.configs = {str(config.run_dir.absolute()): config for config in configs}
         self.cluster = cluster
         self.folder = configs[0].results_dir / "slurm"
+        """Has a folder for each array, so that what one has left is not taken for what another is about to need."""
+        self.folders: dict[str, Path] = {}
+        """Job -> the folder of its array."""
         self.tasks: dict[str, list[str]] = {}
         """Those that have not ended, each with its runs of this sweep."""
         self.others: set[str] = set()
@@ -335,12 +345,13 @@ class Queue:
 
     def adopt(self, known: dict[str, str]) -> None:
         """Take over the tasks that earlier commands have left in the queue, and clear up after those that ended."""
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.folder.glob("*/*.json")):
             with contextlib.suppress(OSError, ValueError):  # removed since by another process; not of ours
                 written = json.loads(path.read_text())
                 owner, tasks = written["owner"], written["tasks"]
                 if (owner["cluster"], owner["user"]) != (self.cluster, os.getuid()):
                     continue  # of which nothing is known here
+                self.folders[path.stem] = path.parent
                 for task, places in tasks.items():
                     wanted = [place for place in places if place in self.configs]
                     if is_over(known.get(task)):
@@ -364,7 +375,8 @@ class Queue:
             ConfigError: SLURM refuses them.
             KeyboardInterrupt: once what was submitted is written down.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / uuid.uuid4().hex[:8]
+        folder.mkdir(parents=True)
         shares = [Share([self.configs[place] for place in part], Path.cwd()) for part in parts]
         owner = {"cluster": self.cluster, "user": os.getuid()}
         owner |= {"machine": machine(), "pid": os.getpid(), "started": start_of(os.getpid())}
@@ -372,15 +384,17 @@ class Queue:
         self.before |= {place: record_of(self.configs[place]) for part in parts for place in part}
         with held_back() as stop:  # or tasks would be in the queue that nobody knows of
             try:
-                ids = submit(shares, options, self.folder)
+                ids = submit(shares, options, folder)
             except ConfigError as error:
+                shutil.rmtree(folder)
                 if stop.made:  # in a terminal, Ctrl-C reaches sbatch too
                     raise KeyboardInterrupt("interrupted") from error
                 raise
             tasks = dict(zip(ids, parts, strict=True))
             self.tasks |= tasks
-            job = ids[0].partition("_")[0]
-            write_text(self.folder / f"{job}.json", json.dumps({"owner": owner, "tasks": tasks}) + "\n")
+            job = job_of(ids[0])
+            self.folders[job] = folder
+            write_text(folder / f"{job}.json", json.dumps({"owner": owner, "tasks": tasks}) + "\n")
         return job
 
     def settle(self, task: str, state: str | None, finished: set[str]) -> list[str]:
@@ -391,6 +405,7 @@ class Queue:
             finished: runs of which the ledger says so; on a shared file system their records may be seen later.
         """
         places = self.tasks.pop(task)
+        folder = self.folders[job_of(task)]
         self._bury(task, places)
         begun, untouched = False, []
         for place in places:
@@ -403,9 +418,9 @@ class Queue:
                 begun = True
                 with contextlib.suppress(Held), hold(lock_of(config)):  # unless another sweep has taken it up
                     reason = f"task {task} ended as {state or 'one that SLURM has forgotten'}"
-                    if trouble := record_failure(config, "SLURM", f"{reason}; its log is in {self.folder}", ""):
+                    if trouble := record_failure(config, "SLURM", f"{reason}; its log is in {folder}", ""):
                         print(trouble, file=sys.stderr, flush=True)
-        path = self.folder / f"{task.partition('_')[0]}.json"
+        path = folder / f"{job_of(task)}.json"
         with contextlib.suppress(OSError, ValueError):
             tasks = json.loads(path.read_text())["tasks"]
             if not self.tasks.keys() & tasks.keys():
@@ -422,18 +437,18 @@ class Queue:
         bury(f"{self.cluster} {task}", [self.configs[place] for place in places])
 
     def _sweep_up(self, path: Path, tasks: dict[str, list[str]]) -> None:
-        """Remove what a job has left in the folder, but for the logs of tasks whose runs are not all finished."""
-        for task, places in tasks.items():
-            names = [f"{task}_submitted.pkl", f"{task}_0_result.pkl"]
-            if all(place in self.configs and is_finished(self.configs[place]) for place in places):
-                names.append(f"{task}_0_log.out")
-            for name in names:
-                (self.folder / name).unlink(missing_ok=True)
-        (self.folder / f"{path.stem}_submission.sh").unlink(missing_ok=True)
-        for link in self.folder.glob(".submission_file_*.sh"):  # submitit's, to what was just removed
-            if not link.exists():
-                link.unlink(missing_ok=True)
+        """Remove an array's folder, but for the logs of tasks whose runs are not all finished."""
+        kept = {
+            f"{task}_0_log.out"
+            for task, places in tasks.items()
+            if not all(place in self.configs and is_finished(self.configs[place]) for place in places)
+        }
+        for left in path.parent.iterdir():
+            if left.name not in kept and left != path:
+                left.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # has logs
+            path.parent.rmdir()
 
     def cancel(self) -> None:
         """Cancel the tasks, but for those of others, and give them time to write their checkpoints."""

@@ -188,6 +188,7 @@ def test_what_slurm_refuses_is_one_line_and_nothing_started(make_config: MakeCon
     commands("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: invalid partition specified: none$"):
         run_tasks(configs, options(partition="none"))
+    assert list((configs[0].results_dir / "slurm").iterdir()) == []
 
 
 def test_a_place_that_slurm_would_write_otherwise_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def queue_of(*configs: Config, task: str | None = None) -> Queue:
     queue = Queue(configs, "here")
     if task is not None:
         queue.tasks[task] = [place(config) for config in configs]
+        queue.folders[task.partition("_")[0]] = queue.folder / "seven"
         queue.before = {place(config): record_of(config) for config in configs}
     return queue
 
@@ -230,7 +232,7 @@ def test_what_a_killed_task_could_not_record_is_recorded(make_config: MakeConfig
     record_failure(failed, "ValueError", "no good", "")
     begin(told, "7_0")  # its record may be seen later than the ledger
     assert queue.settle("7_0", "NODE_FAIL", {place(told)}) == [place(untouched)]
-    assert exception(killed) == "task 7_0 ended as NODE_FAIL; its log is in " + str(queue.folder)
+    assert exception(killed) == "task 7_0 ended as NODE_FAIL; its log is in " + str(queue.folder / "seven")
     assert exception(failed) == "no good" and is_finished(done) and not untouched.run_dir.exists()
     assert record_of(told) == {"status": "running"}
     assert not lock_of(killed).exists() and not queue.tasks  # nobody has to wait until it is stale
@@ -257,13 +259,13 @@ def test_locks_of_others_are_left(make_config: MakeConfig) -> None:
 def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> None:
     waiting, lost, new = (make_config(overrides={"seed": seed}) for seed in range(3))
     folder = waiting.results_dir / "slurm"
-    folder.mkdir(parents=True)
     me = {"cluster": "here", "user": os.getuid(), "machine": machine()}
     me |= {"pid": os.getpid(), "started": start_of(os.getpid())}
 
     def write(job: int, owner: dict[str, Any], *configs: Config) -> None:
         tasks = {f"{job}_{n}": [str(config.run_dir.absolute())] for n, config in enumerate(configs)}
-        (folder / f"{job}.json").write_text(json.dumps({"owner": owner, "tasks": tasks}))
+        (folder / f"of {job}").mkdir(parents=True)
+        (folder / f"of {job}" / f"{job}.json").write_text(json.dumps({"owner": owner, "tasks": tasks}))
 
     write(7, me | {"started": 1}, waiting, lost)
     write(6, me | {"started": 1}, lost)
@@ -272,7 +274,8 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     write(4, me | {"user": os.getuid() + 1}, lost)
     begin(lost, "7_1")
     begin(new, "8_1")
-    (folder / "6_0_submitted.pkl").touch()
+    for left in ("6_0_submitted.pkl", "6_0_0_result.pkl", "6_submission.sh", "6_0_0_log.out"):
+        (folder / "of 6" / left).touch()
     queue = queue_of(waiting, lost, new)
     queue.adopt({"7_0": "PENDING", "7_1": "FAILED", "8_0": "RUNNING", "8_1": "RUNNING"})
     assert queue.tasks == {"7_0": [place(waiting)], "8_1": [place(new)]}
@@ -280,7 +283,8 @@ def test_tasks_of_earlier_commands_are_taken_over(make_config: MakeConfig) -> No
     assert not lock_of(lost).exists()
     assert queue.settle("8_1", "NODE_FAIL", set()) == []
     assert exception(new).startswith("task 8_1 ended as NODE_FAIL")
-    assert {path.name for path in folder.iterdir()} == {"4.json", "5.json", "7.json"}
+    assert {path.name for path in folder.glob("*/*")} == {"4.json", "5.json", "7.json", "6_0_0_log.out"}
+    assert not (folder / "of 8").exists()
 
 
 def test_the_view_counts_what_the_ledger_says(make_config: MakeConfig, capsys: Capture) -> None:
@@ -376,7 +380,7 @@ def cluster(tmp_path: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         (tmp_path / "hurry").touch()
-        jobs = [place.stem for place in tmp_path.rglob("slurm/*.json")]
+        jobs = [place.stem for place in tmp_path.rglob("slurm/*/*.json")]
         if jobs:
             subprocess.run(["scancel", *jobs], check=True)
 
@@ -438,7 +442,7 @@ def tables(results: Path) -> dict[int, list[Any]]:
 
 def task_of(results: Path, seed: int) -> str:
     """The task of the array that has the run."""
-    for path in (results / "slurm").glob("*.json"):
+    for path in (results / "slurm").glob("*/*.json"):
         for task, places in json.loads(path.read_text())["tasks"].items():
             if any(f"-s{seed}-" in place for place in places):
                 return task
@@ -459,7 +463,7 @@ def test_killed_and_preempted_tasks_end_as_the_pool_would(cluster: None, tmp_pat
     (tmp_path / "hurry").touch()
     assert first.end() == 1, first.said
     assert "1 of 3 runs failed:" in first.said
-    assert re.search(r"s0-\w+: SLURM: task \d+_0 ended as FAILED; its log is in results/slurm \(see ", first.said)
+    assert re.search(r"s0-\w+: SLURM: task \d+_0 ended as FAILED; its log is in results/slurm/\w+ \(see ", first.said)
     assert record(results, 1)["status"] == "finished" and record(results, 1)["resumed_from_step"] >= 2
 
     again = Command(tmp_path, seeds, *ON_SLURM)
@@ -477,7 +481,7 @@ def test_killed_and_preempted_tasks_end_as_the_pool_would(cluster: None, tmp_pat
     assert pool.end() == 0, pool.said
     assert tables(tmp_path / "pool") == tables(results)
     # All that is left are logs of the tasks that did not end well.
-    assert {path.name.partition("_")[2] for path in (results / "slurm").iterdir()} <= {"0_0_log.out"}
+    assert {path.name.partition("_")[2] for path in (results / "slurm").glob("*/*")} <= {"0_0_log.out"}
 
 
 @pytest.mark.slurm

@@ -294,7 +294,15 @@ class DistanceBias(Encoding):
         offset = context.offset
         if offset.dim() == 4:
             offset = single_axis(offset)
-        return self.of_offset(offset).movedim(-1, -3).to(q_BHQK.dtype)
+        return self._of_offset(offset).movedim(-1, -3).to(q_BHQK.dtype)
+
+    def _of_offset(self, offset: Tensor) -> Tensor:
+        """`of_offset`; ValueError where its shape is another, which attention might take for that of some heads."""
+        bias, heads = self.of_offset(offset), self.geometry.heads
+        if bias.shape[:-1] != offset.shape or bias.shape[-1] not in (1, heads):
+            asked = f"{tuple(offset.shape)} must give {(*offset.shape, heads)} or {(*offset.shape, 1)}"
+            raise ValueError(f"{type(self).__name__}.of_offset: offsets {asked}, and gave {tuple(bias.shape)}")
+        return bias
 
     def by_offset_alone(self, context: Context) -> bool:
         """Whether `of_offset` is all there is: a subclass may add to the bias, perhaps beyond some length, or change
@@ -310,7 +318,7 @@ class DistanceBias(Encoding):
     def of_all_offsets(self, length: int, causal: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The biases of the offsets -(T-1)..T-1, (H, 2T-1) or (1, 2T-1); minus infinity in a causal model's future."""
         offset = torch.arange(1 - length, 1 if causal else length, device=device)
-        past = self.of_offset(offset).mT.to(dtype)
+        past = self._of_offset(offset).mT.to(dtype)
         if not causal:
             return past.contiguous()
         return torch.nn.functional.pad(past, (0, length - 1), value=-math.inf)

@@ -5,7 +5,7 @@ import torch
 
 from rpe_bench import attention_logits, make_encoding
 from rpe_bench.attention import attend
-from rpe_bench.encodings.base import Context, Encoding, Geometry, whole
+from rpe_bench.encodings.base import Context, DistanceBias, Encoding, Geometry, whole
 from rpe_bench.encodings.scalings.base import Rotation
 from rpe_bench.encodings.scalings.linear import Linear
 
@@ -50,6 +50,30 @@ def test_positions_of_another_shape_are_refused(name: str, shape: tuple[int, ...
     q = torch.zeros(2, 2, 3, 4)
     with pytest.raises(ValueError, match=r"^positions .* do not fit 2 examples of 3 tokens"):
         attention_logits(encoding, q, q, torch.zeros(shape, dtype=torch.long))
+
+
+class OfHeads(DistanceBias):
+    """A bias whose last axis is of the given size, or left out."""
+
+    def __init__(self, geometry: Geometry, *last: int) -> None:
+        super().__init__(geometry)
+        self.last = last
+
+    def of_offset(self, offset: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*offset.shape, *self.last)
+
+
+@pytest.mark.parametrize("last", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("positions", [None, torch.arange(3)])
+def test_a_bias_of_other_heads_is_refused(last: tuple[int, ...], positions: torch.Tensor | None) -> None:
+    # Attention reads it in strides, by which the first of 3 heads would serve both.
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(
+        ValueError, match=r"^OfHeads.of_offset: offsets \(.*\) must give \(.*2\) or \(.*1\), and gave \("
+    ):
+        attend(OfHeads(Geometry(**SIZES), *last), q, q, q, Context(3, True, positions))
+    for fitting in (1, 2):
+        attend(OfHeads(Geometry(**SIZES), fitting), q, q, q, Context(3, True, positions))
 
 
 @pytest.mark.parametrize("name", ["learned", "sinusoidal", "rope", "t5", "alibi", "relative_bias"])

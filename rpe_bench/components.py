@@ -62,9 +62,13 @@ def arguments(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
         options: the component's keys as YAML gives them: name, target and parameters.
 
     Raises:
-        ConfigError: one line for each unknown, missing or mistyped parameter.
+        ConfigError: the class lacks methods that it owes; or one line for each unknown, missing or mistyped parameter.
     """
     target = load_class(group, options["target"])
+    # An encoding, which is no ABC, could be built without them.
+    owed = [name for name in dir(target) if getattr(getattr(target, name), "__isabstractmethod__", False)]
+    if owed:
+        raise ConfigError(f"{group}.target={options['target']}: has to define {' and '.join(owed)}")
     with blamed_on(f"{group}.target={options['target']}"):
         annotations = typing.get_type_hints(target.__init__, include_extras=True)
         accepted = {name: p for name, p in inspect.signature(target).parameters.items() if name not in GIVEN}

@@ -100,6 +100,34 @@ def test_a_group_of_a_class_of_ones_own(make_config, tmp_path: Path, monkeypatch
     ]
 
 
+UNFINISHED = """
+from rpe_bench.encodings.base import DistanceBias
+from rpe_bench.tasks.copy import Copy
+from rpe_bench.tasks.base import Task
+
+class Bias(DistanceBias):
+    pass
+
+class Question(Task):
+    length = Copy.length
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "said"),
+    [("encoding", "Bias", "has to define of_offset"), ("task", "Question", "has to define chance and sample")],
+)
+def test_a_class_that_lacks_what_it_owes_is_refused(
+    make_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, said: str
+) -> None:
+    (tmp_path / "unfinished.py").write_text(UNFINISHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unfinished", raising=False)
+    with pytest.raises(ConfigError) as error:
+        make_config("copy", "nope", {f"{group}.target": f"unfinished.{name}"})
+    assert error.value.errors == [f"{group}.target=unfinished.{name}: {said}"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "status", "said"),
     [

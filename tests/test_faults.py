@@ -392,7 +392,7 @@ def test_what_was_damaged_is_run_again(
         os.truncate(file, size)
         again = start(runs)
         assert again.end() == 0
-        assert again.said.startswith("1 jobs: 0 finished, 1 to run\n")
+        assert again.said.startswith("1 job: 0 finished, 1 to run\n")
         assert name in again.said or name == "run.json"
         assert tables(runs) == before
 

@@ -383,4 +383,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert out[:2] == ["lr_search: 1 of 1 learning rates to choose", "2 jobs: 0 finished, 2 to run"]
     assert out[2].startswith("task=copy encoding=nope: lr=0.")
     assert main([*command, "seed=0"]) == 0
-    assert capsys.readouterr().out == "1 jobs: 1 finished, 0 to run\n"
+    assert capsys.readouterr().out == "1 job: 1 finished, 0 to run\n"

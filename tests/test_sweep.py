@@ -372,7 +372,7 @@ def test_one_run_that_is_interrupted_says_from_where_it_goes_on(
     assert json.loads((config.run_dir / "run.json").read_text())["resumed_from_step"] == 1
     dry = make_config(overrides={"sweep.dry_run": True})
     assert run_one(dry) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == ["1 jobs: 1 finished, 0 to run", f"finished     {dry.run_id}"]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["1 job: 1 finished, 0 to run", f"finished     {dry.run_id}"]
 
 
 def test_one_run_is_forced_or_left_where_it_failed(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:

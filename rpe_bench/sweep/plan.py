@@ -66,7 +66,7 @@ class Plan:
             counts.append(f"{len(self.failed)} failed before")
         counts.append(f"{len(self.others)} to run")
         end = "" if not self.failed else "; failed ones too" if self.retries else "; failed ones are left"
-        return f"{len(self.all)} jobs: {', '.join(counts)}{end}"
+        return f"{len(self.all)} {'job' if len(self.all) == 1 else 'jobs'}: {', '.join(counts)}{end}"
 
 
 def dry_run(jobs: Sequence[Job], at_once: int | None = None) -> int:

@@ -97,7 +97,7 @@ class Results:
     baselines: pd.DataFrame
     floor: pd.DataFrame
     floor_positions: pd.DataFrame
-    configs: dict[str, dict[str, str]]
+    configs: dict[str, dict[str, str]] = field(repr=False)
 
     @property
     def task_labels(self) -> list[str]:

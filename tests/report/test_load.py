@@ -46,6 +46,11 @@ def test_every_row_carries_its_run(fabricate):
     )
 
 
+def test_configs_are_left_out_where_results_are_shown(fabricate):
+    shown = repr(load_results(fabricate("copy", "rope").parents[1]))
+    assert "evaluations=" in shown and "configs" not in shown
+
+
 def test_labels_are_bare_names_where_one_configuration_is_behind_them(fabricate):
     for seed in range(2):
         fabricate("copy", "rope", seed)

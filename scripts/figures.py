@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 def main() -> int:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, metavar="results/NAME")
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing: say what no longer follows (status 1)")
     parsed = parser.parse_args()
     amiss = []
     try:

@@ -72,6 +72,9 @@ class Batch:
 class Task(ABC):
     """One question put to an encoding. Subclasses are built from the keys of conf/task/NAME.yaml.
 
+    NAME is that of the module, and its file shows every option at its default; a file of another NAME is there for the
+    options in which it differs. ValueError where an option is out of its range; `types` and `base` are at least 2.
+
     A task has a problem *size*, the number that is swept in extrapolation (tokens to copy, length of the haystack);
     `length` turns it into the number of tokens in the sequence.
     """
@@ -118,7 +121,8 @@ class Task(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, examples: int, size: int) -> Batch:
-        """Draw examples of one size; vectorised, and a function of the generator alone."""
+        """Draw examples of one size; vectorised, and a function of the generator alone. ValueError of `check_size`
+        where the size is too small."""
 
     def held_out(self, rng: np.random.Generator, examples: int, size: int) -> Batch:
         """Draw examples to evaluate on: as `sample`, unless some of what there is must not be trained on."""

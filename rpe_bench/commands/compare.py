@@ -15,8 +15,10 @@ CHOICES = ("exact_match", "token_accuracy", "loss")
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("a", metavar="ENCODING", help="a name, or a label as in reports: 'rope (base=500000)'")
     parser.add_argument("b", metavar="OTHER", help="the encoding that it is compared with")
-    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
-    parser.add_argument("--task", help="a name or a label; may be left out where there is but one")
+    parser.add_argument(
+        "results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR", help="results by default"
+    )
+    parser.add_argument("--task", help="a name or a label; may be left out where but one has both")
     parser.add_argument("--metric", choices=CHOICES, default=CHOICES[0], help=f"{CHOICES[0]} by default")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the table as CSV and Markdown there, every pair too"

@@ -107,19 +107,16 @@ class Comparison:
 def compare_runs(
     results_dir: str | Path, a: str, b: str, task: str | None = None, metric: str = "exact_match"
 ) -> Comparison:
-    """`compare` for the runs of a results directory, by names or labels; task: may be missing where there is but one.
+    """`compare` for the runs of a results directory, by names or labels.
+
+    task: may be missing where there is but one, or but one that has both.
 
     Raises:
         ReportError: as `compare` and `load_results`; or a name stands for nothing, or for several configurations.
     """
     results = load_results(results_dir)
     evaluations = results.evaluations
-    if task is None and len(results.task_labels) != 1:
-        there = f" (there are: {', '.join(results.task_labels)})" if results.task_labels else ""
-        raise ReportError(
-            f"--task: which one? {results_dir} has {len(results.task_labels)} tasks with finished runs{there}"
-        )
-    task = results.task_labels[0] if task is None else _task_of(task, results.task_labels, evaluations, (a, b))
+    task = _task_of(task, results.task_labels, evaluations, (a, b), results_dir)
     known = in_order(evaluations.loc[evaluations["task_label"] == task, "encoding_label"])
     a, b = (resolve(name, known, f" of {task}") for name in (a, b))
     if a == b:
@@ -139,11 +136,26 @@ def compare_runs(
     return replace(found, notes=[*found.notes, *left_out(others)])
 
 
-def _task_of(given: str, labels: Sequence[str], evaluations: pd.DataFrame, encodings: Sequence[str]) -> str:
-    """The label that a task's name stands for: of several configurations, the only one that has both encodings."""
+def _task_of(
+    given: str | None, labels: Sequence[str], evaluations: pd.DataFrame, encodings: Sequence[str], place: str | Path
+) -> str:
+    """The label that a task's name, or None, stands for: of several, the only one that has both encodings."""
+    if given in labels or (given is None and len(labels) == 1):
+        return given or labels[0]
     there = evaluations.groupby("task_label")["encoding_label"].unique()
-    both = [label for label in _called(given, labels) if all(_called(one, there[label]) for one in encodings)]
-    return both[0] if given not in labels and len(both) == 1 else resolve(given, labels, "")
+    called = labels if given is None else _called(given, labels)
+    both = [label for label in called if all(_called(one, there[label]) for one in encodings)]
+    if len(both) == 1:
+        return both[0]
+    known = in_order(evaluations.loc[evaluations["task_label"].isin(called), "encoding_label"])
+    for one in encodings if called else ():
+        if not _called(one, known):  # whichever task is meant
+            resolve(one, known, "" if given is None else f" of {given}")
+    if given is None:
+        having = "finished runs of both" if both else "finished runs"
+        there_are = f" (there are: {_some(both or labels)})" if labels else ""
+        raise ReportError(f"--task: which one? {place} has {len(both or labels)} tasks with {having}{there_are}")
+    return resolve(given, both or labels, "")
 
 
 def compare(
@@ -313,6 +325,12 @@ def _called(given: str, known: Iterable[str]) -> list[str]:
     return [label for label in known if given in (label, label.partition(" (")[0])]
 
 
+def _some(labels: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(labels) - OFFERED} more" if len(labels) > OFFERED else ""
+    return ", ".join(labels[:OFFERED]) + more
+
+
 def resolve(given: str, known: Sequence[str], what: str) -> str:
     """The label that a name stands for: itself, or the only one with that name before its brackets.
 
@@ -324,7 +342,6 @@ def resolve(given: str, known: Sequence[str], what: str) -> str:
     if len(of_name) == 1:
         return of_name[0]
     if of_name:
-        choices = ", ".join(f"'{label}'" for label in of_name[:OFFERED])
-        choices += f" and {len(of_name) - OFFERED} more" if len(of_name) > OFFERED else ""
+        choices = _some([f"'{label}'" for label in of_name])
         raise ReportError(f"{given} is {len(of_name)} configurations{what}, of which one is to be named: {choices}")
     raise ReportError(f"{given} has no finished run{what}{nearest(given, known)} (there are: {', '.join(known)})")

@@ -311,8 +311,18 @@ def test_a_task_is_the_configuration_that_has_both(fabricate):
         fabricate("copy", "rope", seed=seed, config={"recipe.steps": 7})
     found = compare_runs(run.parents[1], "rope", "alibi", "copy")
     assert found.task.startswith("copy (") and found.seeds == [0, 1]
-    with pytest.raises(ReportError, match="copy is 2 configurations, of which one is to be named"):
+    assert compare_runs(run.parents[1], "rope", "alibi").task == found.task  # the only one, also where none is named
+    with pytest.raises(ReportError, match=r"^t5 has no finished run of copy \(there are: alibi, rope\)"):
         compare_runs(run.parents[1], "rope", "t5", "copy")
+    with pytest.raises(ReportError, match=r"^alibbi has no finished run; did you mean alibi\?"):
+        compare_runs(run.parents[1], "rope", "alibbi")
+    fabricate("copy", "alibi", config={"recipe.steps": 7})
+    with pytest.raises(ReportError, match="copy is 2 configurations, of which one is to be named"):
+        compare_runs(run.parents[1], "rope", "alibi", "copy")
+    with pytest.raises(
+        ReportError, match=r"^--task: which one\? .* has 2 tasks with finished runs of both \(there are:"
+    ):
+        compare_runs(run.parents[1], "rope", "alibi")
 
 
 def add_examples(run):
@@ -396,10 +406,6 @@ def test_the_command_prints_and_writes(results_dir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            "alibi rope RESULTS",
-            "--task: which one? RESULTS has 2 tasks with finished runs (there are: copy, retrieval)",
-        ),
         ("alibi rope RESULTS --task sort", "sort has no finished run (there are: copy, retrieval)"),
         ("alibi t5 --task copy RESULTS", "t5 has no finished run of copy (there are: alibi, rope)"),
         ("--task copy alibi alibi RESULTS", "alibi is to be compared with itself: name two"),

@@ -50,8 +50,8 @@ def unknown_choice(group: str, name: str, allowed: list[str]) -> str:
 def summary(group: str, name: str) -> str:
     """One line on a choice: the comment on top of its file if there is one.
 
-    Else the first paragraph of a docstring: the module's for an encoding and for positions, since it names the paper;
-    the class's for a task, with the property that the task isolates. Else the keys.
+    Else the first paragraph of a docstring: the class's for a task, with the property that the task isolates; else the
+    module's, since it names the paper, or the class's where the module has none. Where there is no class, the keys.
     """
     lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
     comments = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
@@ -67,7 +67,8 @@ def summary(group: str, name: str) -> str:
     found = class_in(parsed, class_name)
     if found is None:
         return f"(no class {class_name} in {module})"
-    text = " ".join((ast.get_docstring(found if group == "task" else parsed) or "").partition("\n\n")[0].split())
+    of_module = ast.get_docstring(parsed) if group != "task" else None
+    text = " ".join((of_module or ast.get_docstring(found) or "").partition("\n\n")[0].split())
     isolates = constants(found).get("isolates")
     return f"{text} [{isolates}]" if isolates else text
 

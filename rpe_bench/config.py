@@ -16,7 +16,16 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from rpe_bench.components import BASES, build_encodings, build_positions, build_task, complete, load_class, rule, show
 from rpe_bench.encodings.base import Encoding, Geometry
@@ -278,6 +287,13 @@ class Sweep(Section):
     lr_search: LrSearch | None = None
 
 
+def _named(path: Any) -> Any:
+    """An empty path would be the current folder, where nobody looks for results."""
+    if path == "":
+        raise ValueError("results_dir=: must name a directory (. is the current one)")
+    return path
+
+
 class Config(Section):
     """One run. Once resolved, nothing in it is null that a run depends on."""
 
@@ -286,7 +302,7 @@ class Config(Section):
     threads: Positive
     compile: bool = False
     """The model, by torch.compile."""
-    results_dir: Path
+    results_dir: Annotated[Path, BeforeValidator(_named)]
     encoding: Component
     task: Component
     positions: Component = PLAIN

@@ -97,6 +97,15 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
     assert any("copy" in line and "[relative offset]" in line for line in lines)
 
 
+def test_a_class_says_what_it_is_where_its_module_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "encoding").mkdir()
+    (tmp_path / "encoding/mine.yaml").write_text("name: mine\ntarget: silent_module.Mine\n")
+    (tmp_path / "silent_module.py").write_text('class Mine:\n    """Of\n    mine.\n\n    More."""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(catalogue, "CONF", tmp_path)
+    assert catalogue.summary("encoding", "mine") == "Of mine."
+
+
 # What is wrong on the command line
 
 
@@ -175,6 +184,7 @@ def test_list_shows_every_choice_with_a_line_on_it(capsys: Capture) -> None:
         ("run -m tsk=1 seed=0,1", "all 2 jobs: tsk=1: unknown key; did you mean task?"),
         ("run +experiment=none", "experiment=none: no such experiment"),
         ("run recipe.steps=-5", "recipe.steps=-5: must be at least 1"),
+        ("run results_dir=", "results_dir=: must name a directory"),
         ("run results_dir=/dev/null/x", "results_dir=/dev/null/x: cannot write there: Not a directory"),
         ("run -m hydra/launcher=poool", "hydra/launcher=poool: no such hydra/launcher; did you mean pool?"),
         ("run -m recipe.lr=interval(0,1)", "recipe.lr=interval(0,1): has no end of values"),

@@ -43,6 +43,10 @@ def main(parsed: Namespace) -> int:
     for directory in parsed.directories:
         runs = directory / "runs"
         if not runs.is_dir():
+            if not (directory / "run.json").exists():
+                raise ConfigError(
+                    f"{directory}: holds neither a run, with its run.json, nor runs, in a folder of that name"
+                )
             chosen[directory] = [Trained.at(directory)]
             continue
         chosen[directory] = []

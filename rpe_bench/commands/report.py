@@ -9,7 +9,9 @@ HELP = "figures and tables of finished runs, and a page to explore them"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument(
+        "results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR", help="results by default"
+    )
     parser.add_argument(
         "--highlight",
         default="",

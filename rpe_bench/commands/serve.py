@@ -11,7 +11,9 @@ PORT = 8642
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument(
+        "results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR", help="results by default"
+    )
     parser.add_argument("--port", default=str(PORT), metavar="N", help=f"on 127.0.0.1; {PORT} by default, 0 for any")
 
 

@@ -9,7 +9,9 @@ HELP = "how far the runs of a results directory are, also while a sweep goes on"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument(
+        "results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR", help="results by default"
+    )
 
 
 def main(parsed: Namespace) -> int:

@@ -186,7 +186,7 @@ def test_one_example_excludes_nothing(make_config) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "nowhere: is not the directory of a run"),
+        (["nowhere"], "nowhere: holds neither a run, with its run.json, nor runs"),
         ([".", "--threshold=1.5"], "--threshold=1.5: must be a number above 0, 1 at most"),
         ([".", "--least=no"], "--least=no: must be a number above 0"),
     ],

@@ -185,6 +185,10 @@ def test_what_is_wrong_on_the_command_line(tmp_path: Path, capsys: Capture) -> N
     assert main(["wandb"]) == 2
     assert main(["wandb", "sync", str(tmp_path / "nowhere")]) == 2
     assert "no runs in" in capsys.readouterr().err.splitlines()[-1]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "wandb").write_text("mine")  # as where nothing can be written
+    assert main(["wandb", "sync", "--mode=offline", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'wandb'}: cannot write there: File exists\n"
     assert main(["wandb", "sync", "--project=a/b", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --project=a/b: ")

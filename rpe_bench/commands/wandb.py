@@ -16,7 +16,9 @@ mirrors again what was run anew."""
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=("sync",), metavar="ACTION", help="sync")
-    parser.add_argument("results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR")
+    parser.add_argument(
+        "results_dir", nargs="?", type=Path, default=Path("results"), metavar="RESULTS_DIR", help="results by default"
+    )
     parser.add_argument(
         "--mode",
         choices=("online", "offline"),
@@ -45,6 +47,8 @@ def main(parsed: Namespace) -> int:
     except (FileNotFoundError, NotADirectoryError) as error:
         problem = f"there is no directory {parsed.results_dir / 'runs'}"
         raise ConfigError(f"no runs in {parsed.results_dir}: {problem}") from error
+    except OSError as error:  # what befalls a single run is said of that run
+        raise ConfigError(f"{parsed.results_dir / 'wandb'}: cannot write there: {error.strerror}") from error
     except ServerError as error:
         advice = "`wandb login`, or --mode=offline" if "API key" in str(error) else "or --mode=offline"
         raise ConfigError(f"--mode={parsed.mode}: {error} ({advice})") from error

@@ -6,13 +6,13 @@ from rpe_bench.tasks.base import IGNORE, Batch, Task
 
 
 class AssociativeRecall(Task):
-    """Given pairs of a key and a value, give the value of each key that is named again (MQAR).
+    """Given pairs of a key and a value, give the value of each key that is named again.
 
-    Multi-query associative recall as in Arora et al. 2023, arXiv 2312.04927. The keys of an example are all different,
-    and so are its values; either are uniform draws from `types` of their own. The pairs come first, key before value.
-    Then come `slots` places a pair, of two tokens each. A place either asks for a key, which is named by its first
-    token, or for none; every key is asked for once, at a place of its own. All other tokens there are noise, values
-    drawn independently and uniformly. The value is read where the key is named, by a decoder.
+    Multi-query associative recall (MQAR) as in Arora et al. 2023, arXiv 2312.04927. The keys of an example are all
+    different, and so are its values; either are uniform draws from `types` of their own. The pairs come first, key
+    before value. Then come `slots` places a pair, of two tokens each. A place either asks for a key, which is named by
+    its first token, or for none; every key is asked for once, at a place of its own. All other tokens there are noise,
+    values drawn independently and uniformly. The value is read where the key is named, by a decoder.
 
     The places are drawn one after another, for the first pair first, from those that are left with probability
     proportional to i^(power - 1), i = 1, 2, ... counting the places from the pairs on: all alike where power is 1, near

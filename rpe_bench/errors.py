@@ -1,6 +1,7 @@
 """What is said of a request that cannot be carried out: one line an error."""
 
 import difflib
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,18 @@ def blamed_on(where: str) -> Iterator[None]:
         if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}{_place(error)}"
         raise ConfigError(f"{where}: {message}") from error
+
+
+@contextmanager
+def of_extra(extra: str, *packages: str) -> Iterator[None]:
+    """Imports of packages that an extra brings: a script that lacks one ends with a line on that, and status 2."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        print(f"error: needs {' and '.join(packages)}: pip install -e '.[{extra}]'", file=sys.stderr)
+        sys.exit(2)
 
 
 def _place(error: BaseException) -> str:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from rpe_bench.errors import of_extra
 from rpe_bench.report.coverage import METHODS, TABLE, Interval, measure, shapes_of, used
 from rpe_bench.report.intervals import TRIM
+
+with of_extra("test", "scipy"):
+    from scipy import stats
 
 SEEDS = (2, 3, 4, 5, 6, 8, 10, 15, 20)
 

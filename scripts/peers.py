@@ -48,24 +48,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-import transformers
 import yaml
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers.models.t5.modeling_t5 import T5Stack
-from x_transformers import Decoder, TransformerWrapper
 
 from rpe_bench import catalogue
 from rpe_bench.allocator import keep_freed_memory
 from rpe_bench.config import Config, resolve
 from rpe_bench.encodings.sinusoidal import sinusoid
-from rpe_bench.errors import one_line
+from rpe_bench.errors import of_extra, one_line
 from rpe_bench.profiling.apart import MIB, keep_within, why_it_ended
 from rpe_bench.record import peak_memory_bytes
 from rpe_bench.run import build_model
 from rpe_bench.seeds import stream
 from rpe_bench.tasks.base import Batch
 from rpe_bench.train import Data, add_gradient, make_optimiser
+
+with of_extra("peers", "transformers", "x_transformers"):
+    import transformers
+    from transformers.models.t5.modeling_t5 import T5Stack
+    from x_transformers import Decoder, TransformerWrapper
 
 OURS = "rpe_bench"
 SYMBOLS = 32

@@ -8,17 +8,13 @@ there are. Lines are means over runs, so that all seeds count, with one standard
 """
 
 import argparse
-import sys
 from typing import Any
 
-try:
+from rpe_bench.errors import of_extra
+
+with of_extra("workspace", "wandb_workspaces"):
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
-except ModuleNotFoundError as error:
-    if error.name != "wandb_workspaces":
-        raise
-    print("error: needs wandb-workspaces: pip install -e '.[workspace]'", file=sys.stderr)
-    sys.exit(2)
 
 ENCODING, TASK = "encoding.name", "task.name"
 """Keys of a run's config."""

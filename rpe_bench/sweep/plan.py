@@ -85,7 +85,7 @@ def dry_run(jobs: Sequence[Job], at_once: int | None = None) -> int:
         verb = "would run" if place in to_run else "finished" if place in finished else "would leave"
         print(f"{verb:11}  {job.config.run_id}{about}")
     if todo:
-        workers = min(at_once or workers_of([job.config for job in todo]), len(todo))
+        workers = at_once or workers_of([job.config for job in todo])
         seconds = estimate([job.config for job in plan.all], [job.config for job in todo], workers)
         how = f"{workers} at once" if workers > 1 else "one after the other"
         print("time: unknown until a run has finished" if seconds is None else f"time: {duration(seconds)}, {how}")
